@@ -561,6 +561,15 @@ void CudaBackend::Attention(const AttentionArgs& args) {
     launch.tiles = attention_tuning_->Tiles(launch);
     launch.splits = attention_tuning_->Splits(launch);
   }
+  if (launch.tiles == AttentionTiles::kWarpgroup) {
+    const auto bytes = static_cast<size_t>(TileSumsBytes(launch));
+    if (tile_sums_.bytes() < bytes) {
+      DropRecordings();
+      tile_sums_ = {};
+      tile_sums_ = AllocateForStep(bytes, "memory for attention");
+    }
+    if (bytes > 0) launch.tile_sums = tile_sums_.as<float>();
+  }
   const bool splits_by_work =
       launch.splits == AttentionSplits::kAuto || launch.splits == AttentionSplits::kMerged;
   if (tiled_from_ > 0 && splits_by_work && !IsWide(cache, launch.output_dtype)) {

@@ -242,6 +242,7 @@ class CudaBackend : public Backend {
   RouteScratch route_scratch_;
   std::map<WorkKey, WorkSlot> work_;
   DeviceMemory partial_results_;  // of attention; launches use it one after another
+  DeviceMemory tile_sums_;        // AttentionLaunch::tile_sums
   RopeTables rope_tables_;
   DeviceMemory sampled_;  // [outputs] SampleResult
   DeviceMemory overrides_;

@@ -301,6 +301,45 @@ TEST(CudaAttentionTest, KernelsReadOnlyKeysThatAreSeen) {
   });
 }
 
+// A value that is not finite reaches the rows that see it, and no others: neither the rows before
+// it in the same tile, nor those whose window is behind it.
+TEST(CudaAttentionTest, RowsDoNotDependOnValuesThatTheyDoNotSee) {
+  uint64_t seed = 700;
+  for (const auto type : kAttentionTypes) {
+    for (const int head_dim : {64, 128, 256, 576}) {
+      for (const int window : {0, 13}) {
+        const bool latent = head_dim == 576;
+        const bool bf16 = type.cache == KvCacheType::kBF16 && type.output == DType::kBF16;
+        if ((latent && !bf16) || (IsMixed(type.cache, type.output) && head_dim != 64)) continue;
+        const AttentionSetting setting{.head_dim = head_dim,
+                                       .heads = latent ? 3 : 2,
+                                       .cache = type.cache,
+                                       .output = type.output,
+                                       .window = window,
+                                       .lengths = {60, 30},
+                                       .latent_dim = latent ? 512 : 0};
+        AttentionScene scene(setting, seed++);
+        std::vector<std::vector<AttentionQuery>> tokens;
+        for (int p = 10; p < 60; ++p) tokens.push_back({scene.RandomQuery(0, p)});
+        for (int p = 0; p < 30; ++p) tokens.push_back({scene.RandomQuery(1, p)});
+        const auto before = scene.Run(tokens, {});
+        scene.Poison(0, 41, 42);
+        for (const AttentionTiles tiles : kAttentionTiles) {
+          const auto after = scene.Run(tokens, {.tiles = tiles});
+          for (int t = 0; t < static_cast<int>(tokens.size()); ++t) {
+            const AttentionQuery& q = tokens[static_cast<size_t>(t)][0];
+            const bool sees =
+                q.sequence == 0 && q.position >= 41 && scene.FirstSeen(q.position) <= 41;
+            ASSERT_EQ(before[t] == after[t], !sees)
+                << setting.Describe() << ", kernel " << static_cast<int>(tiles) << ", position "
+                << q.position << " of sequence " << q.sequence;
+          }
+        }
+      }
+    }
+  }
+}
+
 // Scores that are not a positive multiple of the products have maxima of their own.
 TEST(CudaAttentionTest, ScalesOfEverySignMatchDoubleArithmetic) {
   uint64_t seed = 500;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/cuda/attention/attention_latent_mma.h"
+#include "kernels/cuda/device/launch.h"
 #include "tests/cuda/attention_scene.h"
 #include "tests/cuda/emulator_test_support.h"
 
@@ -46,6 +47,7 @@ void ExpectLatentRows(AttentionScene& scene, const LatentTokens& tokens, int sin
   }
   ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[count - 1][0], rows[count - 1]));
   ASSERT_EQ(rows, scene.Run(tokens, {.tiled_from = 0})) << name;
+  ASSERT_EQ(rows, scene.Run(tokens, {.tiles = AttentionTiles::kWarpgroup})) << name << ", wgmma";
   ASSERT_EQ(rows, scene.Run(tokens, {.tiled_from = count, .extra_context = 700})) << name;
   ASSERT_EQ(rows, scene.Run(tokens, {.tiled_from = count, .slots = 3})) << name;
   for (const Single kernel : SinglesOf(scene)) {
@@ -143,11 +145,30 @@ TEST(CudaLatentAttentionTest, KernelsAgreeInEveryOrder) {
       }
       ASSERT_EQ(expected, scene.Run(tokens, {.tiled_from = count, .slots = 0}));
       ASSERT_EQ(expected, scene.Run(tokens, {})) << setting.Describe();
+      ASSERT_EQ(expected, scene.Run(tokens, {.tiles = AttentionTiles::kWarpgroup}));
       for (const Single kernel : SinglesOf(scene)) {
         ASSERT_EQ(expected, scene.Run(tokens, {.tiled_from = count, .single = kernel}));
       }
     }
   });
+}
+
+// Blocks that compute several tiles one after another, with contexts of several splits.
+TEST(CudaLatentAttentionTest, BlocksOfTilesAreReused) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  const int before = DeviceAttribute(cudaDevAttrMultiProcessorCount);
+  SetEmulatedMultiprocessors(3);
+#endif
+  AttentionSetting setting = LatentSetting(20, 96, 80, {1050, 40, 9});
+  setting.window = 700;
+  AttentionScene scene(setting, 500);
+  const LatentTokens tokens = TokensOf(scene, {{0, 1030, 1050}, {1, 0, 20}, {2, 0, 9}});
+  const auto expected = scene.Run(tokens, {.tiled_from = static_cast<int>(tokens.size())});
+  EXPECT_EQ(expected, scene.Run(tokens, {.tiles = AttentionTiles::kMma}));
+  EXPECT_EQ(expected, scene.Run(tokens, {.tiles = AttentionTiles::kWarpgroup}));
+#if defined(MOESERVE_CUDA_EMULATION)
+  SetEmulatedMultiprocessors(before);
+#endif
 }
 
 // Vectors that are not bf16, or wider than what the kernels are compiled for, are computed in f32.

@@ -459,7 +459,7 @@ TEST(AttentionTuningTest, MeasuresWhatWasRecorded) {
   using cuda::AttentionTiles;
   const int32_t some = 0;
   cuda::AttentionLaunch window = RecordedAttention(100, 100), routed = window, both = window,
-                        int8 = window;
+                        int8 = window, latent = window;
   window.seen.window = 30;
   routed.rows = {&some, &some, &some, 3};
   routed.query_stride = routed.output_stride = 2 * 64;
@@ -468,17 +468,25 @@ TEST(AttentionTuningTest, MeasuresWhatWasRecorded) {
   int8.cache.type = KvCacheType::kInt8;
   int8.cache.head_stride += cuda::kCacheScaleBytes;
   int8.cache.block_stride += 2 * cuda::kCacheScaleBytes;
+  latent.cache = {.num_kv_heads = 1,
+                  .head_dim = 128,
+                  .padded_dim = 128,
+                  .latent_dim = 100,
+                  .head_stride = 2048,
+                  .block_stride = 2048};
+  latent.query_stride = latent.output_stride = 4 * 128;
   Choices choices;
   cuda::AttentionTuning tuning(&choices);
   EXPECT_EQ(tuning.Tiles(RecordedAttention(50, 0)), AttentionTiles::kAuto);
   tuning.Record(true);
-  for (const cuda::AttentionLaunch& a : {RecordedAttention(100, 100), window, routed, both, int8}) {
+  for (const cuda::AttentionLaunch& a :
+       {RecordedAttention(100, 100), window, routed, both, int8, latent}) {
     EXPECT_EQ(tuning.Tiles(a), AttentionTiles::kAuto);
   }
   const auto messages = tuning.Measure(kNoLimit, NewCountingDevice, nullptr);
   ASSERT_TRUE(messages.ok()) << messages.status();
   EXPECT_EQ(*messages, std::vector<std::string>());
-  EXPECT_EQ(tuning.measured(), 15);  // 16, 64 and 100 tokens
+  EXPECT_EQ(tuning.measured(), 18);  // 16, 64 and 100 tokens
   EXPECT_EQ(tuning.left_out(), 0);
   // The candidate that is prepared last seems to be the fastest.
   EXPECT_EQ(tuning.Tiles(RecordedAttention(50, 0)), AttentionTiles::kPingPong);
@@ -489,6 +497,9 @@ TEST(AttentionTuningTest, MeasuresWhatWasRecorded) {
   int8.step.tokens = 50;
   int8.tiled_from = 0;
   EXPECT_EQ(tuning.Tiles(int8), AttentionTiles::kPingPong);
+  latent.step.tokens = 50;
+  latent.tiled_from = 0;
+  EXPECT_EQ(tuning.Tiles(latent), AttentionTiles::kWarpgroup);
   // What is known is not measured again, and f32 caches have one kernel.
   tuning.Record(true);
   tuning.Tiles(RecordedAttention(100, 0));

@@ -52,6 +52,12 @@ void LaunchTiledTensor(const AttentionLaunch& args, cudaStream_t stream) {
   LaunchTiledWgmma(args, stream);
 }
 
+void LaunchLatentTiled(const AttentionLaunch& args, cudaStream_t stream) {
+  const bool wgmma = args.tiles == AttentionTiles::kWarpgroup && args.tile_sums != nullptr &&
+                     LatentWgmmaFits(args.cache);
+  (wgmma ? LaunchLatentTiledWgmma : LaunchLatentTiledMma)(args, stream);
+}
+
 void LaunchSplits(const AttentionLaunch& args, cudaStream_t stream) {
   MOESERVE_CHECK(CanUseSplits(args, args.splits), "clusters of attention");
   if (const int blocks = ClusterBlocksOf(args.splits); blocks > 0) {
@@ -87,11 +93,19 @@ bool CanPrepare(const AttentionLaunch& args) {
          args.seen.causal && (p.norm_heads || !normed);
 }
 
+int64_t TileSumsBytes(const AttentionLaunch& args) {
+  const bool latent =
+      args.cache.latent_dim > 0 && IsMma(args) && !IsWide(args.cache, args.output_dtype);
+  return latent ? LatentTileSumsBytes(args.cache) : 0;
+}
+
 std::span<const AttentionTiles> AttentionTilesThatFit(const AttentionLaunch& args) {
   static constexpr AttentionTiles kMma[] = {AttentionTiles::kMma, AttentionTiles::kPingPong};
   static constexpr AttentionTiles kWgmma[] = {AttentionTiles::kWarpgroup,
                                               AttentionTiles::kPingPong};
-  if (!IsMma(args) || args.cache.latent_dim > 0 || IsWide(args.cache, args.output_dtype)) return {};
+  static constexpr AttentionTiles kLatent[] = {AttentionTiles::kMma, AttentionTiles::kWarpgroup};
+  if (!IsMma(args) || IsWide(args.cache, args.output_dtype)) return {};
+  if (args.cache.latent_dim > 0) return std::span(kLatent).first(TileSumsBytes(args) > 0 ? 2 : 1);
   const bool mma = args.cache.type == KvCacheType::kInt8 || !TiledWgmmaFits();
   return std::span(mma ? kMma : kWgmma).first(PingPongFits(args.cache) ? 2 : 1);
 }
@@ -122,7 +136,7 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
   if (args.tiled_from > 0) LaunchSplits(args, stream);
   if (args.tiled_from == args.step.tokens) return;
   if (latent) {
-    LaunchLatentTiledMma(args, stream);
+    LaunchLatentTiled(args, stream);
   } else {
     (mma ? LaunchTiledTensor : LaunchTiledF32)(args, stream);
   }

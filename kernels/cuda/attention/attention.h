@@ -98,9 +98,10 @@ enum class AttentionSplits : uint8_t {
 inline constexpr std::string_view kAttentionSplitsNames[] = {"auto", "merged", "cluster4",
                                                              "cluster8", "cluster16"};
 
-// The kernel that computes tiles of tokens over a bf16 or int8 cache with bf16 results. All have
-// the same bits. A kernel that the device or the cache does not allow is replaced by the one before
-// it. An int8 cache has kMma, which kAuto stands for, and kPingPong.
+// The kernel that computes tiles of tokens with bf16 results, over a cache of bf16 or int8. All
+// have the same bits. A kernel that the device or the cache does not allow is replaced by the one
+// before it. An int8 cache has kMma, which kAuto stands for, and kPingPong; latent vectors have
+// kMma, which kAuto stands for, and kWarpgroup.
 enum class AttentionTiles {
   kAuto,       // the choice of LaunchAttention()
   kMma,        // mma.sync
@@ -146,6 +147,9 @@ struct AttentionLaunch {
   AttentionWork work;
   AttentionSplits splits = AttentionSplits::kAuto;  // must be one that CanUseSplits() allows
   AttentionTiles tiles = AttentionTiles::kAuto;
+  // TileSumsBytes() of memory that the launch may overwrite, 16-byte aligned; null: kernels that
+  // need it are not used. All launches of a stream may share it.
+  float* tile_sums = nullptr;
   // If not null, in host memory: what LaunchNormRopeAppend() would do is done first, by the same
   // kernel; CanPrepare() must allow it. Its cache and step are those of the launch. With heads > 0,
   // the query rows are normalised and rotated when they are read and stay as they are in memory;
@@ -158,6 +162,10 @@ bool CanPrepare(const AttentionLaunch& args);
 // Returns whether LaunchAttention() can compute the launch with `splits` on the current device.
 bool CanUseSplits(const AttentionLaunch& args, AttentionSplits splits);
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream);
+
+// Returns the bytes of AttentionLaunch::tile_sums that a kernel for the launch's tiles needs on the
+// current device; 0 if none does.
+int64_t TileSumsBytes(const AttentionLaunch& args);
 
 // Returns the kernels that may be the fastest for the launch's tiles on the current device; the one
 // that kAuto stands for is the first. Empty if tiles are not computed on the tensor cores.

@@ -302,10 +302,11 @@ __device__ __forceinline__ void StorePartial(const AttentionLaunch& a,
 
 template <int kDim, typename Element>
 __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
-                                              const SharedF32<kDim, Element>& shared,
+                                              SharedF32<kDim, Element>& shared,
                                               const typename OwnSums<kDim>::Sums& merged) {
   using Own = OwnSums<kDim>;
   const int dim = a.cache.value_dim();
+  float zeros = 0.0f;
 #pragma unroll
   for (int r = 0; r < Own::kOwnRows; ++r) {
     const int row = Own::FirstRow() + r;
@@ -316,6 +317,7 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
       const int d = Own::Column() + c * kThreads;
       if (d >= dim) continue;
       const float value = merged[r][c] * shared.inverse[row];
+      zeros = fmaf(value, 0.0f, zeros);
       if (a.output_dtype == DType::kBF16) {
         static_cast<Bf16*>(a.output)[to + d] = static_cast<Bf16>(PackBf16(value, 0.0f));
       } else {
@@ -323,6 +325,7 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
       }
     }
   }
+  NoteResults(zeros, shared.rows);
 }
 
 // Computes rows [chunk * kRows, (chunk + 1) * kRows) of tokens [begin, end), which belong to one
@@ -407,7 +410,8 @@ __global__ void __launch_bounds__(kThreads)
                 const float scale) {
   GridDependencyPass();
   auto& shared = *DynamicShared<SharedF32<kDim, Element>>();
-  ForEachRun(a, tokens_per_tile, shared.rows, [&](int begin, int end) {
+  const int first_token = TileOfBlock(a, tokens_per_tile);
+  ForEachRun(a, first_token, tokens_per_tile, shared.rows, [&](int begin, int end) {
     RunRows<kDim, Element>(a, begin, end, -1, blockIdx.y, blockIdx.z, split_tokens, scale, shared);
   });
 }

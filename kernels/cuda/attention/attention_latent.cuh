@@ -172,9 +172,10 @@ __device__ __forceinline__ void StoreLatentPartial(const AttentionLaunch& a,
 // splits.
 template <int kCount, int kRows, typename ColumnOf>
 __device__ __forceinline__ void StoreLatentFinished(
-    const AttentionLaunch& a, const BlockRows<kRows>& rows, int row, const ColumnOf& column_of,
+    const AttentionLaunch& a, BlockRows<kRows>& rows, int row, const ColumnOf& column_of,
     const float (&maximum)[2], const float (&sum)[2], const float (&merged)[kCount][4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32, dim = a.cache.value_dim();
+  float zeros = 0.0f;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int own = row + lane / 4 + h * 8;
@@ -184,10 +185,12 @@ __device__ __forceinline__ void StoreLatentFinished(
                      int64_t{rows.head[own]} * dim;
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
-      StoreBf16Pair(to, column_of(n), dim, merged[n][h * 2] * inverse,
-                    merged[n][h * 2 + 1] * inverse);
+      const float x = merged[n][h * 2] * inverse, y = merged[n][h * 2 + 1] * inverse;
+      StoreBf16Pair(to, column_of(n), dim, x, y);
+      zeros = fmaf(x, 0.0f, fmaf(y, 0.0f, zeros));
     }
   }
+  NoteResults(zeros, rows);
 }
 
 // Calls f with the narrowest LatentWidth for the layer as a template argument. Returns whether

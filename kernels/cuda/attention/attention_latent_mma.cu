@@ -38,7 +38,6 @@ struct SharedLatent {
   float4 merged[kRowTiles * kColumnWarps * 32];
   BlockRows<kRowTiles * 16> rows;
   LatentJob job;
-  int next_token;  // of tiled kernels: the first one behind the run
 };
 
 // Loads the warp's columns of the queries of 16 rows, from where LoadQueries() has written those of
@@ -249,21 +248,10 @@ __global__ void __launch_bounds__(kLatentThreads<kRowTiles>, 2 / kRowTiles)
                       const float scale) {
   GridDependencyPass();
   auto& shared = *DynamicShared<SharedLatent<Width, kRowTiles>>();
-  // As ForEachRun(), with what follows a run in shared memory.
-  const auto first_token = [&] {
-    return a.tiled_from + static_cast<int>(gridDim.x - 1 - blockIdx.x) * tokens_per_tile;
-  };
-  int begin = first_token();
-  do {
-    const int tile_end = min(first_token() + tokens_per_tile, a.step.tokens);
-    int end = begin + 1;
-    while (end < tile_end && a.step.sequence[end] == a.step.sequence[begin]) ++end;
-    __syncthreads();
-    if (threadIdx.x == 0) shared.next_token = end;
+  const int first_token = TileOfBlock(a, tokens_per_tile);
+  ForEachRun(a, first_token, tokens_per_tile, shared.rows, [&](int begin, int end) {
     LatentRun<false>(a, begin, end, -1, split_tokens, static_cast<int>(blockIdx.y), scale, shared);
-    __syncthreads();
-    begin = shared.next_token;
-  } while (begin < min(first_token() + tokens_per_tile, a.step.tokens));
+  });
 }
 
 constexpr int kTiledRowTiles = 2;

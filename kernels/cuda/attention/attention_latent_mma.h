@@ -20,5 +20,9 @@ bool LatentWgmmaFits(const KvLayerView& cache);
 void LaunchLatentSplitWgmma(const AttentionLaunch& args, cudaStream_t stream);
 // As LaunchTiledMma(), for a layer with FitsLatentMma().
 void LaunchLatentTiledMma(const AttentionLaunch& args, cudaStream_t stream);
+// As LaunchLatentTiledMma(), by wgmma: the same bits, if LatentWgmmaFits(). `args.tile_sums` has
+// LatentTileSumsBytes(), which is 0 if the kernel cannot be used.
+int64_t LatentTileSumsBytes(const KvLayerView& cache);
+void LaunchLatentTiledWgmma(const AttentionLaunch& args, cudaStream_t stream);
 
 }  // namespace moeserve::cuda

@@ -76,11 +76,11 @@ class TileCopies {
       : table_(keys.page_table),
         first_(keys.first),
         span_(static_cast<uint32_t>(keys.last - keys.first)),
-        row_(static_cast<int>(threadIdx.x) / kChunks),
+        row_(ComputedHere(static_cast<int>(threadIdx.x)) / kChunks),
         block_bytes_(static_cast<uint32_t>(cache.block_stride * 2)),
         row_bytes_(cache.in_planes() ? kPlaneRowBytes : cache.padded_dim * 2),
         full_rows_(cache.padded_dim == kDim) {
-    const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+    const int chunk = ComputedHere(static_cast<int>(threadIdx.x)) % kChunks;
     const int place = row_ * kPlaneRowBytes + (((chunk % 8) ^ (row_ & 7)) << 4);
     to_ = chunk / 8 * (kTileKeys * kPlaneRowBytes) + place;
     // Columns beyond the cache's become zeros.
@@ -269,7 +269,7 @@ template <int kRows>
 __device__ __forceinline__ SeenByAll SeenByAllOf(const BlockRows<kRows>& rows, int row,
                                                  const SeenKeys& seen) {
   SeenByAll s{0, INT32_MAX};
-  if (const int p = rows.position[row + static_cast<int>(threadIdx.x) % 16]; p >= 0) {
+  if (const int p = rows.position[row + ComputedHere(static_cast<int>(threadIdx.x)) % 16]; p >= 0) {
     s = {FirstKey(seen, p), LastKey(seen, p, rows.length)};
   }
 #pragma unroll

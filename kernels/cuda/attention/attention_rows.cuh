@@ -12,6 +12,21 @@ namespace moeserve::cuda {
 inline constexpr float kMinusInfinity = -__builtin_inff();
 inline constexpr float kLog2E = 0x1.715476p+0f;
 
+// Returns `value`, such that the compiler does not compute what depends on it before a loop around
+// the call: the registers that would keep it are those of the sums.
+__device__ __forceinline__ int ComputedHere(int value) {
+#if !defined(MOESERVE_CUDA_EMULATION)
+  asm volatile("" : "+r"(value));
+#endif
+  return value;
+}
+
+// The tokens [begin, end) of a tile that a block computes at a time. Tokens before `alone` are
+// computed one by one.
+struct TokenRun {
+  int begin, end, alone, tile_end;
+};
+
 // The rows of a thread block, in shared memory. Unused rows have query_row -1 and position -1.
 template <int kRows>
 struct BlockRows {
@@ -21,7 +36,9 @@ struct BlockRows {
   int32_t length;     // LengthOf() the sequence of the rows
   int32_t first_key;  // smallest first key over all rows in use
   int32_t last_key;
-  int32_t next_token;  // of ForEachRun()
+  // Of ForEachRun(): what is computed, and whether a result is not finite.
+  TokenRun run;
+  bool broken;
 };
 
 __device__ inline int QueryHead(const AttentionLaunch& a, int kv_head, int i) {
@@ -208,25 +225,51 @@ __device__ __forceinline__ int EndOfRun(const int32_t* sequence, int begin, int 
   return end;
 }
 
-// Calls f(begin, end) for each run of tokens of one sequence in the block's tile of neighbouring
-// tokens. Barriers follow each call, because the rows of the next run overwrite those of this run
-// in shared memory. The first blocks compute the last tiles, which have the longest contexts.
-// `rows` has where the next run begins: the kernels have no register left for it.
+// Returns the first token of the block's tile. The first blocks compute the last tiles, which have
+// the longest contexts.
+__device__ __forceinline__ int TileOfBlock(const AttentionLaunch& a, int tokens_per_tile) {
+  return a.tiled_from + static_cast<int>(gridDim.x - 1 - blockIdx.x) * tokens_per_tile;
+}
+
+// Notes whether results of rows are finite: `zeros` is the sum of their products with 0.
+template <int kRows>
+__device__ __forceinline__ void NoteResults(float zeros, BlockRows<kRows>& rows) {
+  if (zeros != 0.0f) rows.broken = true;
+}
+
+// Calls f(begin, end) for each run of tokens of one sequence in the tile of neighbouring tokens
+// that begins at `first`. Barriers follow each call, because the rows of the next run overwrite
+// those of this run in shared memory. Which run it is is in shared memory, because the kernels have
+// no register left for it.
+//
+// Where a row does not see a key, the key's weight is 0. But 0 times a value that is not finite is
+// not a number, and results must not depend on values that a row does not see. So a run in which f
+// called NoteResults() with a result that is not finite is computed again, token by token: what no
+// row sees is not read. This ends at the first token whose own results are not finite, because the
+// tokens after it see the same values, unless there is a window.
 template <int kRows, typename F>
-__device__ __forceinline__ void ForEachRun(const AttentionLaunch& a, int tokens_per_tile,
+__device__ __forceinline__ void ForEachRun(const AttentionLaunch& a, int first, int tokens_per_tile,
                                            BlockRows<kRows>& rows, const F& f) {
-  const auto tile_begin = [&] {
-    return a.tiled_from + static_cast<int>(gridDim.x - 1 - blockIdx.x) * tokens_per_tile;
-  };
-  const auto tile_end = [&] { return min(tile_begin() + tokens_per_tile, a.step.tokens); };
-  int begin = tile_begin();
-  while (begin < tile_end()) {
-    const int end = EndOfRun(a.step.sequence, begin, tile_end());
-    if (threadIdx.x == 0) rows.next_token = end;
-    f(begin, end);
+  TokenRun run{first, 0, 0, min(first + tokens_per_tile, a.step.tokens)};
+  while (run.begin < run.tile_end) {
+    run.end =
+        run.begin < run.alone ? run.begin + 1 : EndOfRun(a.step.sequence, run.begin, run.tile_end);
+    if (threadIdx.x == 0) {
+      rows.run = run;
+      rows.broken = false;  // visible behind the barriers of FindRows()
+    }
+    f(run.begin, run.end);
     __syncthreads();
-    begin = rows.next_token;
+    run = rows.run;
+    const bool broken = rows.broken;
     __syncthreads();
+    if (broken && run.begin >= run.alone && run.end - run.begin > 1) {
+      run.alone = run.end;
+    } else if (broken && run.begin < run.alone && a.seen.window <= 0) {
+      run.begin = run.alone;
+    } else {
+      run.begin = run.end;
+    }
   }
 }
 

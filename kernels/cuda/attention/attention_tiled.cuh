@@ -93,7 +93,8 @@ template <int kRows>
 __device__ __forceinline__ KeysOfWarp FindKeysOfWarp(const BlockRows<kRows>& rows, int warp_row,
                                                      const SeenKeys& seen) {
   KeysOfWarp keys;
-  if (const int p = rows.position[warp_row + threadIdx.x % 16]; p >= 0) {
+  if (const int p = rows.position[warp_row + ComputedHere(static_cast<int>(threadIdx.x)) % 16];
+      p >= 0) {
     keys.first = FirstKey(seen, p);
     keys.last = LastKey(seen, p, rows.length);
   }
@@ -107,11 +108,12 @@ __device__ __forceinline__ KeysOfWarp FindKeysOfWarp(const BlockRows<kRows>& row
 
 // Stores the finished rows of the warp whose 16 rows begin at `warp_row`.
 template <int kDim, int kRows, typename StashType>
-__device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
-                                              const BlockRows<kRows>& rows, int warp_row,
-                                              const Merged<kDim>& merged, const StashType& stash) {
+__device__ __forceinline__ void StoreFinished(const AttentionLaunch& a, BlockRows<kRows>& rows,
+                                              int warp_row, const Merged<kDim>& merged,
+                                              const StashType& stash) {
   const int lane = threadIdx.x % 32;
   const int dim = a.cache.value_dim();
+  float zeros = 0.0f;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = warp_row + lane / 4 + h * 8;
@@ -139,8 +141,10 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
         y = merged.sums[n][h * 2 + 1];
       }
       StoreBf16Pair(to, n * 8 + lane % 4 * 2, dim, x * inverse, y * inverse);
+      zeros = fmaf(x * inverse, 0.0f, fmaf(y * inverse, 0.0f, zeros));
     }
   }
+  NoteResults(zeros, rows);
 }
 
 // Launches a kernel whose blocks compute tiles of `rows` rows.

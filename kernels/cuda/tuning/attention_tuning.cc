@@ -55,6 +55,12 @@ class AttentionTuning::Operands {
     const int tokens = recorded.step.tokens;
     MOESERVE_ASSIGN_OR_RETURN(Operands o, Create(recorded, tokens, 1, tokens, stream));
     o.launch_.tiled_from = 0;
+    o.launch_.tile_sums = nullptr;
+    if (const int64_t bytes = TileSumsBytes(o.launch_); bytes > 0) {
+      MOESERVE_ASSIGN_OR_RETURN(void* const sums,
+                                o.Add(DeviceMemory::Allocate(static_cast<size_t>(bytes)), stream));
+      o.launch_.tile_sums = static_cast<float*>(sums);
+    }
     return o;
   }
   static Result<Operands> CreateSingles(const AttentionLaunch& recorded, int tokens, int context,
@@ -178,7 +184,7 @@ std::string AttentionTuning::Describe(const SiteKey& key) {
                 ", rows ", key.rows, " of ", key.rows_by_shape, ", window ", key.window,
                 key.chunks ? " chunks" : "", key.causal ? "" : " both ways",
                 key.cap ? " capped" : "", key.sinks ? " sinks" : "", key.bias ? " biased" : "",
-                key.int8 ? " int8" : "");
+                key.int8 ? " int8" : "", key.latent ? " latent" : "");
 }
 
 AttentionTuning::SiteKey AttentionTuning::KeyOf(const AttentionLaunch& launch) {
@@ -194,7 +200,8 @@ AttentionTuning::SiteKey AttentionTuning::KeyOf(const AttentionLaunch& launch) {
           .cap = launch.soft_cap > 0.0f,
           .sinks = launch.sinks != nullptr,
           .bias = launch.bias != nullptr,
-          .int8 = launch.cache.type == KvCacheType::kInt8};
+          .int8 = launch.cache.type == KvCacheType::kInt8,
+          .latent = launch.cache.latent_dim > 0};
 }
 
 int AttentionTuning::SiteOf(const SiteKey& key) {

@@ -34,7 +34,7 @@ class AttentionTuning : public KernelTuning {
     int rows = 0, rows_by_shape = 0;  // of a token
     int window = 0;
     bool chunks = false, causal = true, cap = false, sinks = false, bias = false;
-    bool int8 = false;  // the cache
+    bool int8 = false, latent = false;  // the cache
     auto operator<=>(const SiteKey&) const = default;
   };
   // Single tokens have a site for each bound of contexts.

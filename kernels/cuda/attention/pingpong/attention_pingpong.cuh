@@ -152,15 +152,6 @@ __device__ __forceinline__ TileRange TilesOfConsumer(const SeenKeys& seen,
   return {__shfl_sync(kFullMask, tiles.begin, 0), __shfl_sync(kFullMask, tiles.end, 0)};
 }
 
-// Returns `value`, such that the compiler does not compute what depends on it before a loop around
-// the call: the registers that would keep it are those of the sums.
-__device__ __forceinline__ int ComputedHere(int value) {
-#if !defined(MOESERVE_CUDA_EMULATION)
-  asm volatile("" : "+r"(value));
-#endif
-  return value;
-}
-
 // One consumer. All consumers take one turn for each of the block's tiles.
 template <typename S>
 class Consumer {
@@ -177,7 +168,8 @@ class Consumer {
 
   __device__ __forceinline__ void Run(int tokens_per_tile) {
     if (index_ == S::kConsumers - 1) PassTurn();
-    ForEachRun(a_, tokens_per_tile, shared_.rows, [&](int begin, int end) {
+    const int first_token = TileOfBlock(a_, tokens_per_tile);
+    ForEachRun(a_, first_token, tokens_per_tile, shared_.rows, [&](int begin, int end) {
       BlockKeys range;
       if (!FindWork<kTileKeys>(a_, begin, end, -1, 0, blockIdx.y, blockIdx.z, &shared_.rows, &range,
                                S::kConsumerThreads)) {

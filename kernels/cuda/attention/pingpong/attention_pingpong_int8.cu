@@ -13,7 +13,6 @@ namespace {
 template <typename S>
 class Int8Producer {
   using Staging = Int8Staging<S>;
-  static constexpr int kRowChunks = S::kDim / 16;  // of 16 integers
 
  public:
   static constexpr int kArrivals = Staging::kPages;  // warps
@@ -28,7 +27,8 @@ class Int8Producer {
   static __device__ __forceinline__ void Run(const AttentionLaunch& a, int tokens_per_tile,
                                              PingPongShared<S>& shared) {
     Int8Producer producer(a.cache, shared);
-    ForEachRun(a, tokens_per_tile, shared.rows, [&](int begin, int end) {
+    const int first_token = TileOfBlock(a, tokens_per_tile);
+    ForEachRun(a, first_token, tokens_per_tile, shared.rows, [&](int begin, int end) {
       BlockKeys range;
       if (AwaitWork(a, begin, end, shared.rows, &range)) producer.FillTiles(range);
     });
@@ -104,6 +104,7 @@ class Int8Producer {
   // Widens the warp's keys or values to the present stage of their ring, and announces them.
   __device__ __forceinline__ void Fill(const char* page, bool read, Ring<S>& ring,
                                        RingBarriers<S>& barriers) {
+    constexpr int kRowChunks = S::kDim / 16;  // of 16 integers
     constexpr int kRowsAtOnce = 32 / kRowChunks;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int first = lane / kRowChunks, chunk = lane % kRowChunks;

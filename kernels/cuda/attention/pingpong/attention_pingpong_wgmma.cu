@@ -73,6 +73,7 @@ __device__ __forceinline__ void CopyTiles(const KvLayerView& cache, const BlockK
 template <typename S>
 struct PlanesProducer {
   static constexpr int kArrivals = 1;
+  static_assert(kArrivals == 1, "one lane announces the bytes of a tile");
 
   static __device__ __forceinline__ void InitBarriers(PingPongShared<S>&) {}
 
@@ -82,7 +83,8 @@ struct PlanesProducer {
     const int warp =
         __shfl_sync(kFullMask, (static_cast<int>(threadIdx.x) - S::kConsumerThreads) / 32, 0);
     StageOfTile<S> at;
-    ForEachRun(a, tokens_per_tile, shared.rows, [&](int begin, int end) {
+    const int first_token = TileOfBlock(a, tokens_per_tile);
+    ForEachRun(a, first_token, tokens_per_tile, shared.rows, [&](int begin, int end) {
       BlockKeys range;
       if (!AwaitWork(a, begin, end, shared.rows, &range)) return;
       if (warp == 0) {
