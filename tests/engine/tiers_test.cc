@@ -298,6 +298,9 @@ int InProcess(const std::function<int()>& run) {
 // A model three times as large as the memory of its process.
 TEST(TiersInAGroup, AnswersHaveTheSameBits) {
   if (TestDevice() != "cpu") GTEST_SKIP() << "packed files are of CPUs";
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need more memory than the group has";
+#endif
   const TempFolder folder;
   const ModelSpec spec = TierSpec({});
   const auto steps = [](TierModel& model) {
