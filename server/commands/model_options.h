@@ -33,7 +33,7 @@ struct ModelOptionsText {
   std::string cuda_tune_file = "auto";  // a file or folder; "auto": a folder of the user; "off"
   // "off" or empty; a folder; or "auto": a folder of the user, if the weights are not small.
   std::string packed_cache = "off";
-  std::string memory;          // of experts in mapped files; empty: what the process may use
+  std::string memory;  // of experts in mapped files; empty: what the process may use
   std::string tier_policy = "auto";
   std::string draft_model;     // folder or file; empty: none
   bool draft_mtp = false;      // whether prediction layers draft tokens
