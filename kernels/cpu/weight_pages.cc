@@ -12,6 +12,10 @@
 namespace moeserve::cpu {
 namespace {
 
+// The system reads at most the larger of a device's read-ahead and its largest transfer for one
+// request; both are at least this long. Whatever is not requested is then read page by page.
+constexpr uintptr_t kRequestBytes = uintptr_t{128} << 10;
+
 uintptr_t PageBytes() {
   static const auto bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   return bytes;
@@ -58,7 +62,11 @@ void CpuWeightPages::Advise(std::span<const char> bytes, PageAdvice advice) {
   const Pages pages = advice == PageAdvice::kCold ? PagesWithin(bytes) : PagesOf(bytes);
   if (pages.empty()) return;
   const int advices[] = {MADV_NORMAL, MADV_RANDOM, MADV_WILLNEED, MADV_COLD};
-  madvise(pages.data(), pages.size(), advices[static_cast<size_t>(advice)]);
+  const uintptr_t piece = advice == PageAdvice::kRequest ? kRequestBytes : pages.size();
+  for (uintptr_t at = pages.begin; at < pages.end; at += piece) {
+    madvise(reinterpret_cast<void*>(at), std::min(piece, pages.end - at),
+            advices[static_cast<size_t>(advice)]);
+  }
 }
 
 int64_t CpuWeightPages::Resident(std::span<const char> bytes) {

@@ -1,14 +1,19 @@
 #include "server/commands/model_options.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "base/control_group.h"
 #include "base/error_text.h"
 #include "base/kinds.h"
 #include "engine/model/model.h"
@@ -102,6 +107,17 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
                  "MiB or more; "
                  "off: none")
       ->envname("MOESERVE_PACKED_CACHE")
+      ->capture_default_str();
+  app.add_option("--memory", options.memory,
+                 "Memory for experts in the files of --packed-cache, such as 40GiB; default: the "
+                 "control group's limit or the memory of the machine, less the other weights and "
+                 "the KV cache")
+      ->envname("MOESERVE_MEMORY");
+  app.add_option("--tier-policy", options.tier_policy,
+                 "How experts beyond --memory are read: map: when a product touches them; ahead: "
+                 "all that a block has chosen at once; auto: tries both and keeps the faster one")
+      ->check(CLI::IsMember({"auto", "map", "ahead"}))
+      ->envname("MOESERVE_TIER_POLICY")
       ->capture_default_str();
   AddIgnoreConfig(app, options.ignored_keys);
 }
@@ -236,6 +252,25 @@ Result<std::unique_ptr<PackedCache>> OpenPackedCache(const ModelOptionsText& opt
   auto cache = PackedCache::Open(std::move(packed), backend);
   if (!cache.ok()) return Prefixed("--packed-cache: ", cache.status());
   return cache;
+}
+
+Result<TierOptions> ResolveTiers(const ModelOptionsText& options, int64_t cache_bytes) {
+  TierOptions tiers;
+  if (options.tier_policy == "map") tiers.policy = TierPolicy::kMap;
+  if (options.tier_policy == "ahead") tiers.policy = TierPolicy::kAhead;
+  if (!options.memory.empty()) {
+    auto bytes = ParseBytes(options.memory);
+    if (!bytes.ok()) return Prefixed("--memory: ", bytes.status());
+    tiers.memory = *bytes;
+    return tiers;
+  }
+  const int64_t machine = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  const std::optional<uint64_t> group = ReadControlGroupLimits().memory_bytes;
+  const int64_t usable =
+      group.has_value() ? static_cast<int64_t>(std::min<uint64_t>(*group, INT64_MAX)) : machine;
+  // A tenth is left for activations, requests and the system.
+  tiers.total = std::max<int64_t>(std::min(machine, usable) / 10 * 9 - cache_bytes, 0);
+  return tiers;
 }
 
 absl::Status CheckSyntheticOptions(const ModelOptionsText& options) {

@@ -35,6 +35,8 @@ struct ModelOptionsText {
   std::string cuda_tune_file = "auto";  // a file or folder; "auto": a folder of the user; "off"
   // "off" or empty; a folder; or "auto": a folder of the user, if the weights are not small.
   std::string packed_cache = "off";
+  std::string memory;  // of experts in mapped files; empty: what the process may use
+  std::string tier_policy = "auto";
   std::string draft_model;     // folder or file; empty: none
   bool draft_mtp = false;      // whether prediction layers draft tokens
   bool must_generate = false;  // whether a model that does not generate is refused
@@ -56,7 +58,7 @@ void AddIgnoreConfig(CLI::App& app, std::vector<std::string>& keys);
 // Adds --model, which may also be given as an argument without a name.
 void AddModelDirectory(CLI::App& app, ModelOptionsText& options);
 // Adds --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa, --cuda-dense, --cuda-tune,
-// --cuda-tune-file, --packed-cache and --ignore-config.
+// --cuda-tune-file, --packed-cache, --memory, --tier-policy and --ignore-config.
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options);
 // Adds --quiet, which switches reports of progress off.
 void AddQuietOption(CLI::App& app, bool& quiet);
@@ -100,6 +102,9 @@ void PrintWarnings(const std::vector<std::string>& warnings,
 Result<std::unique_ptr<PackedCache>> OpenPackedCache(
     const ModelOptionsText& options, const CheckpointIdentity& identity, int64_t weight_bytes,
     Backend& backend, ProgressOutput output = ProgressOutput::kTerminal);
+// Returns what --memory and --tier-policy say. `cache_bytes`: of the KV cache, 0 if unknown.
+Result<TierOptions> ResolveTiers(const ModelOptionsText& options, int64_t cache_bytes = 0);
+
 // Returns an error if --packed-cache is given, which synthetic weights do not support.
 absl::Status CheckSyntheticOptions(const ModelOptionsText& options);
 

@@ -34,7 +34,7 @@ struct OpenedModel {
   ModelOptions types;
 };
 
-Result<OpenedModel> OpenModel(const ModelOptionsText& options, int draft_tokens,
+Result<OpenedModel> OpenModel(const ModelOptionsText& options, const EngineOptions& engine,
                               ProgressOutput progress, int64_t max_bytes) {
   OpenedModel out;
   MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(options.backend()));
@@ -48,7 +48,7 @@ Result<OpenedModel> OpenModel(const ModelOptionsText& options, int draft_tokens,
     MOESERVE_RETURN_IF_ERROR(CheckGenerating(spec));
   }
   if (options.draft_mtp) {
-    MOESERVE_RETURN_IF_ERROR(CheckPredictions(options, draft_tokens, spec));
+    MOESERVE_RETURN_IF_ERROR(CheckPredictions(options, engine.draft.max_tokens, spec));
   }
   // Weights that are loaded as they are stored take at least the bytes of the files. Those of
   // another type are checked when they are loaded.
@@ -56,6 +56,7 @@ Result<OpenedModel> OpenModel(const ModelOptionsText& options, int draft_tokens,
     MOESERVE_RETURN_IF_ERROR(CheckWeightBytes(out.checkpoint.weight_bytes, max_bytes));
   }
   MOESERVE_ASSIGN_OR_RETURN(out.types, ResolveDType(options, *out.checkpoint.weights));
+  MOESERVE_ASSIGN_OR_RETURN(out.types.tiers, ResolveTiers(options, engine.kv_cache_bytes));
   return out;
 }
 
@@ -110,10 +111,10 @@ absl::Status CheckWeightBytes(int64_t bytes, int64_t max_bytes) {
       Concat("the weights need ", ShowBytes(bytes), ", expected at most ", ShowBytes(max_bytes)));
 }
 
-Result<ModelParts> LoadModelParts(const ModelOptionsText& options, int draft_tokens,
+Result<ModelParts> LoadModelParts(const ModelOptionsText& options, const EngineOptions& engine,
                                   ProgressOutput progress, int64_t max_bytes) {
   RankSession* const session = options.session;
-  Result<OpenedModel> opened = OpenModel(options, draft_tokens, progress, max_bytes);
+  Result<OpenedModel> opened = OpenModel(options, engine, progress, max_bytes);
   if (session != nullptr) {
     MOESERVE_RETURN_IF_ERROR(
         session->Agree(opened.status(), opened.ok() ? ModelFacts(*opened) : StartFacts()));

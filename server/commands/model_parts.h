@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "base/status.h"
+#include "engine/engine.h"
 #include "engine/model/model.h"
 #include "kernels/backend.h"
 #include "model_loaders/checkpoint/loader.h"
@@ -22,9 +23,9 @@ struct ModelParts {
 };
 
 // Loads a checkpoint. With ModelOptionsText::session, all ranks load it, each its part, and either
-// all of them succeed or all return the same error. `draft_tokens` is DraftOptions::max_tokens.
+// all of them succeed or all return the same error. `engine` is what will run the model.
 // ResourceExhausted if the files have more than `max_bytes` of weights.
-Result<ModelParts> LoadModelParts(const ModelOptionsText& options, int draft_tokens,
+Result<ModelParts> LoadModelParts(const ModelOptionsText& options, const EngineOptions& engine,
                                   ProgressOutput progress, int64_t max_bytes);
 
 // Returns ResourceExhausted if the weights take more than `max_bytes`.

@@ -79,8 +79,7 @@ Result<RunningModel> StartModel(
     const std::function<absl::Status(const LoadedWeights&, EngineOptions&)>& adjust,
     std::optional<ProgressOutput> output, int64_t max_bytes) {
   const ProgressOutput progress = output.value_or(options.progress());
-  MOESERVE_ASSIGN_OR_RETURN(ModelParts parts,
-                            LoadModelParts(options, engine.draft.max_tokens, progress, max_bytes));
+  MOESERVE_ASSIGN_OR_RETURN(ModelParts parts, LoadModelParts(options, engine, progress, max_bytes));
   Checkpoint& checkpoint = parts.checkpoint;
   std::unique_ptr<Model> model = std::move(parts.model);
   const ModelOptions& model_options = parts.types;

@@ -198,6 +198,19 @@ void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats) {
   text.Single("engine_step_seconds_total", "counter", "Time spent in steps.", stats.step_seconds);
   text.Single("engine_forward_seconds_total", "counter", "Of it, time inside the model.",
               stats.forward_seconds);
+  text.Family("tier_bytes_total", "counter",
+              "Bytes of chosen experts in mapped files, if they do not all fit into memory "
+              "(--memory): hit, in memory when their block had been routed; read, not yet.");
+  text.Sample({{"result", "hit"}}, stats.tiers.hit_bytes);
+  text.Sample({{"result", "read"}}, stats.tiers.read_bytes);
+  text.Single("tier_stall_seconds_total", "counter",
+              "Time in which the model's thread did not run during the products of such experts "
+              "that were not all in memory.",
+              stats.tiers.stall_seconds);
+  text.Family("tier_policy", "gauge", "1 for the policy of the next step, else 0.");
+  const bool ahead = stats.tiers.policy == TierPolicy::kAhead;
+  text.Sample({{"policy", "map"}}, ahead ? 0.0 : 1.0);
+  text.Sample({{"policy", "ahead"}}, ahead ? 1.0 : 0.0);
   text.Family("cache_config_info", "gauge", "Shape of the KV cache.");
   text.Sample({{"block_tokens", std::to_string(stats.kv_block_tokens)},
                {"blocks", std::to_string(total)},

@@ -27,7 +27,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kExperts = 6;
+constexpr int kTierExperts = 6;
 constexpr uint64_t kExpertBytes = uint64_t{64} << 10;
 
 // Pages that are in memory if the test says so, and notes of what is asked of them.
@@ -77,8 +77,8 @@ class BlockTierTest : public ::testing::Test {
   }
   void Start(const TierOptions& options, const std::vector<bool>& here = {}) {
     tiers_ = std::make_unique<ExpertTiers>(&pages_, options);
-    up_ = MakeFile(kExperts);
-    down_ = MakeFile(kExperts);
+    up_ = MakeFile(kTierExperts);
+    down_ = MakeFile(kTierExperts);
     dense_ = MakeFile(1);
     // The banks are only keys.
     const auto* const first = reinterpret_cast<const LinearBank*>(&up_);
@@ -89,7 +89,7 @@ class BlockTierTest : public ::testing::Test {
     tiers_->FinishLoading(tiers_->bytes() + 1000);
     block_ = tiers_->NewBlock({first, second});
     ASSERT_NE(block_, nullptr);
-    plan_.num_experts = kExperts;
+    plan_.num_experts = kTierExperts;
   }
   // Runs a step with one block; returns the order of its experts.
   std::vector<int32_t> Step(std::vector<int> chosen, bool prompt = false) {
@@ -99,7 +99,7 @@ class BlockTierTest : public ::testing::Test {
     tiers_->BeginStep();
     block_->BeforeProducts(plan_, prompt);
     std::vector<int32_t> order;
-    if (plan_.order != nullptr) order.assign(plan_.order, plan_.order + kExperts);
+    if (plan_.order != nullptr) order.assign(plan_.order, plan_.order + kTierExperts);
     block_->AfterProducts();
     tiers_->EndStep();
     return order;
@@ -123,8 +123,9 @@ class BlockTierTest : public ::testing::Test {
 TEST_F(BlockTierTest, NothingIsAskedIfAllFits) {
   for (const TierOptions& options :
        {TierOptions{}, TierOptions{.policy = TierPolicy::kAhead},
-        TierOptions{.policy = TierPolicy::kAhead, .memory = 2 * kExperts * kExpertBytes},
-        TierOptions{.policy = TierPolicy::kAhead, .total = 2 * kExperts * kExpertBytes + 1000}}) {
+        TierOptions{.policy = TierPolicy::kAhead, .memory = 2 * kTierExperts * kExpertBytes},
+        TierOptions{.policy = TierPolicy::kAhead,
+        .total = 2 * kTierExperts * kExpertBytes + 1000}}) {
     Start(options);
     Miss({1, 3});
     EXPECT_TRUE(Step({1, 3}).empty());
@@ -136,10 +137,10 @@ TEST_F(BlockTierTest, NothingIsAskedIfAllFits) {
 }
 
 TEST_F(BlockTierTest, InForceBeyondTheMemory) {
-  Start({.policy = TierPolicy::kAhead, .memory = 2 * kExperts * kExpertBytes - 1});
+  Start({.policy = TierPolicy::kAhead, .memory = 2 * kTierExperts * kExpertBytes - 1});
   EXPECT_TRUE(tiers_->counts().in_force);
   EXPECT_EQ(pages_.locked, (std::vector<const char*>{dense_->bytes(0).data()}));
-  Start({.policy = TierPolicy::kAhead, .total = 2 * kExperts * kExpertBytes + 999});
+  Start({.policy = TierPolicy::kAhead, .total = 2 * kTierExperts * kExpertBytes + 999});
   EXPECT_TRUE(tiers_->counts().in_force) << "the other weights leave too little";
   // A rank counts what it reads.
   Start({.memory = 3 * kExpertBytes}, {true, false, false, true, false, false});
@@ -298,6 +299,9 @@ int InProcess(const std::function<int()>& run) {
 // A model three times as large as the memory of its process.
 TEST(TiersInAGroup, AnswersHaveTheSameBits) {
   if (TestDevice() != "cpu") GTEST_SKIP() << "packed files are of CPUs";
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need more memory than the group has";
+#endif
   const TempFolder folder;
   const ModelSpec spec = TierSpec({});
   const auto steps = [](TierModel& model) {

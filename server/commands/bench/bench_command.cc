@@ -138,7 +138,8 @@ absl::Status RunBench(const BenchArguments& options, Interruption& interruption)
   }
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
                             CreateBackend(options.model.backend()));
-  MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types, ResolveDType(options.model, *loaded.weights));
+  MOESERVE_ASSIGN_OR_RETURN(ModelOptions types, ResolveDType(options.model, *loaded.weights));
+  MOESERVE_ASSIGN_OR_RETURN(types.tiers, ResolveTiers(options.model));
   MOESERVE_ASSIGN_OR_RETURN(const KvCacheType cache_type,
                             ResolveKvCacheType(options.model.kv_cache_dtype, types.compute));
   std::unique_ptr<PackedCache> packed_cache;
