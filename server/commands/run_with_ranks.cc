@@ -51,8 +51,9 @@ int FailOnce(const RankSession& session, const absl::Status& status) {
 int FollowModel(const ModelOptionsText& options) {
   // The leader says when to stop. mpirun passes these signals to all ranks.
   for (const int signal_number : {SIGTERM, SIGINT, SIGHUP}) signal(signal_number, SIG_IGN);
-  const Result<ModelParts> parts = LoadModelParts(options, kMostDraftTokens, ProgressOutput::kNone,
-                                                  std::numeric_limits<int64_t>::max());
+  const Result<ModelParts> parts =
+      LoadModelParts(options, {.draft = {.max_tokens = kMostDraftTokens}}, ProgressOutput::kNone,
+                     std::numeric_limits<int64_t>::max());
   if (!parts.ok()) return FailOnce(*options.session, parts.status());
   return options.session->Follow(*parts->model).ok() ? 0 : kRankLostStatus;
 }
