@@ -166,9 +166,9 @@ RANK_LABEL = re.compile(r"^moeserve_rank_(up|wait_seconds_total)\{")
 VERSION_LABEL = re.compile(r'version="[^"]*"')
 
 
-def metrics(text):
+def metrics(text, with_memory=True):
     """Returns the comment lines (name, type and help) of all families, and {series: value}. A value
-    that depends on time is "*"."""
+    that depends on time is "*", and so is the memory of models unless it is asked for."""
     heads, series = [], {}
     for line in text.splitlines():
         if line.startswith("#"):
@@ -179,6 +179,7 @@ def metrics(text):
                                        not HISTOGRAM_COUNT.search(line))
         if RANK_LABEL.search(name):
             continue
+        timed = timed or (not with_memory and name.startswith("moeserve_model_memory_bytes"))
         name = VERSION_LABEL.sub(f'version="{ANY}"', name)
         assert name not in series, name
         series[name] = ANY if timed else value

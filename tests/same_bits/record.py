@@ -173,7 +173,7 @@ def record_model(recording, binary, model, dtypes, count, stubs, scratch):
                         *OTHER_FLAGS, *NO_DRAFTS) as server:
         server.default_headers = {"Authorization": f"Bearer {KEY}"}
         recording.write(f"{model.name}.other", other_records(server, shape))
-    if running.RANKS > 1:
+    if (running.RANKS or 1) > 1:
         return  # tests/ranks compares commands
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         runner = commands.Commands(binary, folder)
@@ -210,8 +210,9 @@ def parse_arguments():
     parser.add_argument("--models", type=pathlib.Path, nargs="+", metavar="DIR",
                         help="checkpoint folders; default: the decoders of deploy/models")
     parser.add_argument("--requests", type=int, default=200, help="number per model")
-    parser.add_argument("--ranks", type=int, default=1,
-                        help="processes that compute each model, started by mpirun; servers only")
+    parser.add_argument("--ranks", type=int,
+                        help="processes that compute each model, started by mpirun: servers only, "
+                        "and without their memory, so that recordings with 1 and more are equal")
     parser.add_argument("--dtypes", default="f32,bf16,int8")
     parser.add_argument("--ignore", action="append", default=[], metavar="PART",
                         help="with --compare: skip files whose names contain this")

@@ -41,8 +41,9 @@ def make_stubs(folder):
             importlib.import_module("moeserve.v1.moeserve_pb2_grpc"))
 
 
-# How many ranks compute the model of a server, and what starts them; 1: one process alone.
-RANKS = 1
+# How many ranks compute the model of a server, and what starts them. None: one process, of which
+# the memory is recorded, too.
+RANKS = None
 MPIEXEC = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca",
            "btl_vader_single_copy_mechanism", "none"]
 
@@ -54,8 +55,8 @@ class Server:
         self.pb, services = stubs
         self._calls = 0
         self.default_headers = {}  # headers that metrics_text() sends
-        launcher = [*MPIEXEC, "-n", str(RANKS)] if RANKS > 1 else []
-        ranked = ["--ranks", "mpi"] if RANKS > 1 else []
+        launcher = [*MPIEXEC, "-n", str(RANKS)] if (RANKS or 1) > 1 else []
+        ranked = ["--ranks", "mpi"] if (RANKS or 1) > 1 else []
         with open(log, "wb") as errors:
             self._process = subprocess.Popen(
                 [*launcher, binary, "serve", "--model", model, "--http", "127.0.0.1:0", "--grpc",
@@ -81,7 +82,7 @@ class Server:
         self._channel.close()
         self._http.close()
         # mpirun would kill its processes after SIGTERM.
-        self._process.send_signal(signal.SIGUSR1 if RANKS > 1 else signal.SIGTERM)
+        self._process.send_signal(signal.SIGUSR1 if (RANKS or 1) > 1 else signal.SIGTERM)
         try:
             self.status = self._process.wait(timeout=60)
         except subprocess.TimeoutExpired:
@@ -187,4 +188,4 @@ class Server:
         for accept in ("text/plain", "application/openmetrics-text"):
             text = self.metrics_text(accept)
             yield {"key": f"{key} {accept}", "request": "/metrics",
-                   "answer": exact.metrics(text)}
+                   "answer": exact.metrics(text, RANKS is None)}
