@@ -426,8 +426,9 @@ void Link::Read(Peer& peer) {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && errno == EAGAIN) return;
     if (count <= 0) {
-      return Lose(peer,
-                  count == 0 ? "its process has ended" : Concat("its connection: ", SystemError()));
+      // A process that ends with unread messages resets its connections.
+      const bool ended = count == 0 || errno == ECONNRESET || errno == EPIPE;
+      return Lose(peer, ended ? "its process has ended" : "its connection: " + SystemError());
     }
     peer.heard = SteadyNow();
     peer.input.append(bytes, static_cast<size_t>(count));
@@ -512,9 +513,9 @@ void Link::Stop(absl::Duration timeout) {
   for (const auto& peer : peers_) {
     if (leader_ && peer->open) Send(*peer, LinkMessage::kStop, "");
   }
-  changed_.wait_for(
-      lock, absl::ToChronoMicroseconds(timeout),
-      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_ == 0 || stopped_; });
+  changed_.wait_for(lock, absl::ToChronoMicroseconds(timeout),
+                    [this]()
+                        ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_ == 0 || stopped_; });
 }
 
 }  // namespace moeserve

@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kTierExperts = 6;
-constexpr uint64_t kExpertBytes = uint64_t{64} << 10;
+constexpr uint64_t kTierExpertBytes = uint64_t{64} << 10;
 
 // Pages that are in memory if the test says so, and notes of what is asked of them.
 class FakePages final : public WeightPages {
@@ -63,8 +63,8 @@ class BlockTierTest : public ::testing::Test {
   std::shared_ptr<PackedExperts> MakeFile(int experts) {
     const fs::path path = folder_.path() / std::to_string(files_++);
     std::vector<PackedPart> parts =
-        PackedParts(std::vector<uint64_t>(static_cast<size_t>(experts), kExpertBytes));
-    const std::string bytes(kExpertBytes * static_cast<uint64_t>(experts), 'x');
+        PackedParts(std::vector<uint64_t>(static_cast<size_t>(experts), kTierExpertBytes));
+    const std::string bytes(kTierExpertBytes * static_cast<uint64_t>(experts), 'x');
     for (PackedPart& part : parts) {
       part.checksum = PackedChecksum({bytes.data() + part.offset, part.bytes});
     }
@@ -123,9 +123,9 @@ class BlockTierTest : public ::testing::Test {
 TEST_F(BlockTierTest, NothingIsAskedIfAllFits) {
   for (const TierOptions& options :
        {TierOptions{}, TierOptions{.policy = TierPolicy::kAhead},
-        TierOptions{.policy = TierPolicy::kAhead, .memory = 2 * kTierExperts * kExpertBytes},
+        TierOptions{.policy = TierPolicy::kAhead, .memory = 2 * kTierExperts * kTierExpertBytes},
         TierOptions{.policy = TierPolicy::kAhead,
-        .total = 2 * kTierExperts * kExpertBytes + 1000}}) {
+        .total = 2 * kTierExperts * kTierExpertBytes + 1000}}) {
     Start(options);
     Miss({1, 3});
     EXPECT_TRUE(Step({1, 3}).empty());
@@ -137,14 +137,14 @@ TEST_F(BlockTierTest, NothingIsAskedIfAllFits) {
 }
 
 TEST_F(BlockTierTest, InForceBeyondTheMemory) {
-  Start({.policy = TierPolicy::kAhead, .memory = 2 * kTierExperts * kExpertBytes - 1});
+  Start({.policy = TierPolicy::kAhead, .memory = 2 * kTierExperts * kTierExpertBytes - 1});
   EXPECT_TRUE(tiers_->counts().in_force);
   EXPECT_EQ(pages_.locked, (std::vector<const char*>{dense_->bytes(0).data()}));
-  Start({.policy = TierPolicy::kAhead, .total = 2 * kTierExperts * kExpertBytes + 999});
+  Start({.policy = TierPolicy::kAhead, .total = 2 * kTierExperts * kTierExpertBytes + 999});
   EXPECT_TRUE(tiers_->counts().in_force) << "the other weights leave too little";
   // A rank counts what it reads.
-  Start({.memory = 3 * kExpertBytes}, {true, false, false, true, false, false});
-  EXPECT_EQ(tiers_->bytes(), static_cast<int64_t>(4 * kExpertBytes));
+  Start({.memory = 3 * kTierExpertBytes}, {true, false, false, true, false, false});
+  EXPECT_EQ(tiers_->bytes(), static_cast<int64_t>(4 * kTierExpertBytes));
   EXPECT_TRUE(tiers_->counts().in_force);
 }
 
@@ -152,8 +152,8 @@ TEST_F(BlockTierTest, MapCountsAndAsksNothing) {
   Start({.policy = TierPolicy::kMap, .memory = 1});
   Miss({1, 3});
   EXPECT_TRUE(Step({0, 1, 3}).empty());
-  EXPECT_EQ(tiers_->counts().hit_bytes, 2 * kExpertBytes);
-  EXPECT_EQ(tiers_->counts().read_bytes, 4 * kExpertBytes);
+  EXPECT_EQ(tiers_->counts().hit_bytes, 2 * kTierExpertBytes);
+  EXPECT_EQ(tiers_->counts().read_bytes, 4 * kTierExpertBytes);
   EXPECT_TRUE(pages_.requested.empty() && pages_.random == 0);
 }
 
@@ -167,8 +167,8 @@ TEST_F(BlockTierTest, AheadRequestsWhatIsMissingAndComputesItLast) {
                                       down_->bytes(1).data(), down_->bytes(3).data()}));
   EXPECT_EQ(order, (std::vector<int32_t>{0, 2, 4, 5, 1, 3}));
   EXPECT_EQ(plan_.num_early, 4);
-  EXPECT_EQ(tiers_->counts().hit_bytes, 4 * kExpertBytes);
-  EXPECT_EQ(tiers_->counts().read_bytes, 4 * kExpertBytes);
+  EXPECT_EQ(tiers_->counts().hit_bytes, 4 * kTierExpertBytes);
+  EXPECT_EQ(tiers_->counts().read_bytes, 4 * kTierExpertBytes);
   pages_.missing.clear();
   EXPECT_TRUE(Step({1, 2, 3, 5}).empty()) << "nothing is missing";
   EXPECT_EQ(pages_.requested.size(), 4u);
