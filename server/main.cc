@@ -49,6 +49,7 @@ int main(int argc, char** argv) {
     AddCheckCommand(app, selected);
     AddConvertCommand(app, selected);
     AddQuantizeCommand(app, selected);
+    AddPackCommand(app, selected);
     AddBenchCommand(app, selected);
     AddHealthCommand(app, selected);
     AddCompletionCommand(app, selected);

@@ -23,6 +23,7 @@ void AddInspectCommand(CLI::App& app, Command& selected);   // prints architectu
 void AddCheckCommand(CLI::App& app, Command& selected);     // validates a checkpoint
 void AddConvertCommand(CLI::App& app, Command& selected);   // writes a folder in the native format
 void AddQuantizeCommand(CLI::App& app, Command& selected);  // writes a copy with integer weights
+void AddPackCommand(CLI::App& app, Command& selected);      // writes files of packed weights
 void AddBenchCommand(CLI::App& app, Command& selected);     // measures speed
 void AddHealthCommand(CLI::App& app, Command& selected);    // checks whether a server is ready
 // These describe all commands of `app`, which must outlive them.

@@ -69,12 +69,16 @@ void AddQuietOption(CLI::App& app, bool& quiet) {
   app.add_flag("--quiet", quiet, "Do not report progress on standard error");
 }
 
-void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
-  AddChoiceOption(app, "--device", options.device, "Device that runs the model", {"cpu", "cuda"});
+void AddDTypeOption(CLI::App& app, ModelOptionsText& options) {
   AddChoiceOption(app, "--dtype", options.dtype,
                   "Compute and weight type; auto: as stored; int8, int8-channel, int4, int4-k: "
                   "integer weights, bf16 activations",
                   DTypeNames());
+}
+
+void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
+  AddChoiceOption(app, "--device", options.device, "Device that runs the model", {"cpu", "cuda"});
+  AddDTypeOption(app, options);
   AddChoiceOption(
       app, "--kv-cache-dtype", options.kv_cache_dtype,
       "Type of the KV cache; auto: the compute type; int8: about half of bf16, but with "

@@ -57,6 +57,8 @@ struct ModelOptionsText {
 void AddIgnoreConfig(CLI::App& app, std::vector<std::string>& keys);
 // Adds --model, which may also be given as an argument without a name.
 void AddModelDirectory(CLI::App& app, ModelOptionsText& options);
+// Adds --dtype.
+void AddDTypeOption(CLI::App& app, ModelOptionsText& options);
 // Adds --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa, --cuda-dense, --cuda-tune,
 // --cuda-tune-file, --packed-cache, --memory, --tier-policy and --ignore-config.
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options);

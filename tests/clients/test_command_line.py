@@ -169,6 +169,7 @@ def test_long_paths_are_shown_in_full(tmp_path):
     for words in [["serve", path], ["generate", path, "--prompt", "x"], ["inspect", path],
                   ["check", path], ["convert", path, tmp_path / "new"],
                   ["quantize", path, tmp_path / "new", "--dtype", "int8"],
+                  ["pack", path, tmp_path / "new"],
                   ["experts", "show", path], ["config", "check", path],
                   ["serve", "--config", path], ["score", model(), "--text", path]]:
         status, _, errors = run(*words)
