@@ -1,17 +1,19 @@
 #include "server/metrics/rank_metrics.h"
 
-#include <algorithm>
+#include <string>
+#include <vector>
 
 namespace moeserve::server {
 
 void WriteRankMetrics(PrometheusText& text, const RankStatus& status) {
   const ExchangeCounts& exchange = status.exchange;
+  std::vector<RankStatus::Rank> ranks = status.ranks;
+  if (ranks.empty()) ranks.emplace_back();  // this process
   text.Single("ranks", "gauge", "Processes that compute the model together.",
-              static_cast<double>(std::max<size_t>(status.ranks.size(), 1)));
+              static_cast<double>(ranks.size()));
   text.Family("rank_up", "gauge", "1 unless the process was lost.");
-  for (size_t r = 0; r < status.ranks.size(); ++r) {
-    text.Sample({{"rank", std::to_string(r)}, {"host", status.ranks[r].host}},
-                status.ranks[r].up ? 1.0 : 0.0);
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    text.Sample({{"rank", std::to_string(r)}, {"host", ranks[r].host}}, ranks[r].up ? 1.0 : 0.0);
   }
   text.Family("exchange_bytes_total", "counter", "Bytes that rank 0 has sent to others.");
   constexpr const char* kKinds[kExchangeKinds] = {"gather", "broadcast", "gather_at_leader"};
@@ -24,8 +26,9 @@ void WriteRankMetrics(PrometheusText& text, const RankStatus& status) {
   text.HistogramSamples({}, kGatherSecondsBounds, exchange.gather_times, exchange.gather_seconds);
   text.Family("rank_wait_seconds_total", "counter",
               "Time that rank 0 waited in gathers until the part of this rank had arrived.");
-  for (size_t r = 1; r < std::min(exchange.wait_seconds.size(), status.ranks.size()); ++r) {
-    text.Sample({{"rank", std::to_string(r)}}, exchange.wait_seconds[r]);
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const double wait = r < exchange.wait_seconds.size() ? exchange.wait_seconds[r] : 0.0;
+    text.Sample({{"rank", std::to_string(r)}}, wait);
   }
 }
 
