@@ -13,8 +13,8 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, const 
     MOESERVE_ASSIGN_OR_RETURN(f->out_bias_, LoadVector(load, prefix + ".out_bias", d));
   }
   if (!spec.routed()) {
-    MOESERVE_ASSIGN_OR_RETURN(
-        f->dense_, FeedForwardExperts::Load(load, {prefix}, spec.expert, {spec.width}, d));
+    MOESERVE_ASSIGN_OR_RETURN(f->dense_, FeedForwardExperts::Load(load, {prefix}, spec.expert,
+                                                                  {spec.width}, {spec.width}, d));
     return f;
   }
   std::vector<std::string> names;
@@ -24,7 +24,7 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, const 
   const int latent = spec.routing->latent_width;
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<FeedForwardExperts> body,
-      FeedForwardExperts::Load(load, names, spec.expert,
+      FeedForwardExperts::Load(load, names, spec.expert, spec.routing->PlaceWidths(),
                                load.LoadedWidths(spec.routing->PlaceWidths(), model, block),
                                latent > 0 ? latent : d / spec.routing->split.heads));
   if (spec.routing->weight_input) body->WeightInputs();
@@ -33,8 +33,9 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, const 
   if (spec.shared_width > 0) {
     ExpertSpec shared = spec.expert;
     shared.activation_limit = spec.shared_limit.value_or(shared.activation_limit);
-    MOESERVE_ASSIGN_OR_RETURN(f->dense_, FeedForwardExperts::Load(load, {prefix + ".shared"},
-                                                                  shared, {spec.shared_width}, d));
+    MOESERVE_ASSIGN_OR_RETURN(
+        f->dense_, FeedForwardExperts::Load(load, {prefix + ".shared"}, shared, {spec.shared_width},
+                                            {spec.shared_width}, d));
     if (spec.shared_gate) {
       MOESERVE_ASSIGN_OR_RETURN(f->shared_gate_,
                                 LoadLinear(load, d, {{prefix + ".shared_gate", 1, false}}));

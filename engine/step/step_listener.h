@@ -18,10 +18,14 @@ struct PredictionSources {
   bool predicted = false;
 };
 
+class Model;
+
 // Called by the thread that runs the model.
 class StepListener {
  public:
   virtual ~StepListener() = default;
+  // Called when the model has been loaded, before its first step.
+  virtual void Loaded(Model& /*model*/) {}
   // Called before the step does anything. `sources` is empty unless `kind` is kPredict.
   virtual void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
                           const PredictionSources& sources) = 0;

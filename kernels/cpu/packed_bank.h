@@ -11,6 +11,7 @@
 #include "kernels/cpu/isa/kernel_table.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/weight_memory.h"
+#include "kernels/movable_experts.h"
 
 namespace moeserve::cpu {
 
@@ -24,7 +25,7 @@ inline constexpr std::string_view kPackedLayout = "cpu 1";
 // 16 gate rows and of 16 up rows alternate, so a block holds both halves of the same 32 hidden
 // units. N is padded to a multiple of 16 with zeros (a padded output is exactly 0 before its
 // activation).
-class CpuLinearBank : public LinearBank {
+class CpuLinearBank : public LinearBank, public MovableExperts {
  public:
   // Takes memory for the weights from `memory`. Loading packs weights on the threads of `pool`,
   // which must outlive the loading.
@@ -40,7 +41,13 @@ class CpuLinearBank : public LinearBank {
   void LoadQuantized(int expert, Half half, int row_begin, const QuantizedMatrix& weight) override;
   void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) override;
 
+  // Those with which the bank was made, although experts have come or gone since.
   std::span<const char> packed_bytes() const override { return bytes_; }
+
+  bool TakesFrom(const LinearBank& other) const override;
+  void TakeExperts(const LinearBank& other) override;
+  // Experts of View() stay: their memory is the file's.
+  std::shared_ptr<const void> DropExpert(int expert) override;
 
   struct Matrix {
     const char* weights;
@@ -88,6 +95,8 @@ class CpuLinearBank : public LinearBank {
   std::span<const char> bytes_;        // the packed bytes
   ThreadPool* pool_;
   std::vector<Matrix> matrices_;
+  // [experts] what keeps the matrices that were taken from other banks alive; empty before.
+  std::vector<std::shared_ptr<const void>> taken_;
 };
 
 }  // namespace moeserve::cpu

@@ -7,6 +7,7 @@
 
 #include "engine/ranks/follower.h"
 #include "engine/ranks/leader.h"
+#include "engine/ranks/rebalancer.h"
 #include "kernels/exchange/loopback_transport.h"
 #include "kernels/exchange/message_exchange.h"
 #include "model_loaders/checkpoint/loader.h"
@@ -27,12 +28,68 @@ struct RankedModel {
 };
 void PrintTo(const RankedModel& m, std::ostream* out) { *out << m.name; }
 
+// The files and the backend from which a rank loads experts that are moved to it.
+struct ExpertFiles {
+  static absl::Status Open(const RankedModel& model, ExpertFiles& files) {
+    LoadOptions load{.require_tokenizer = false};
+    load.predictions = model.predictions;
+    MOESERVE_ASSIGN_OR_RETURN(files.checkpoint, LoadCheckpoint(SourcePath(model.folder), load));
+    MOESERVE_ASSIGN_OR_RETURN(files.backend, CreateBackend({.device = "cpu", .threads = 1}));
+    return absl::OkStatus();
+  }
+  ExpertSource source() const {
+    return {.weights = checkpoint.weights.get(),
+            .backend = backend.get(),
+            .bytes_per_second = 0,
+            .waits = true};
+  }
+  Checkpoint checkpoint;
+  std::unique_ptr<Backend> backend;
+};
+
+// A leader that announces, every third step, a placement with each expert of one block on the next
+// rank.
+class MovingLeader final : public StepListener {
+ public:
+  MovingLeader(Leader& leader, bool moves) : leader_(leader), moves_(moves) {}
+  void Loaded(Model& model) override { leader_.Loaded(model); }
+  void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
+                  const PredictionSources& sources) override {
+    if (moves_ && ++steps_ % 3 == 0) {
+      const auto [placement, busy] = leader_.placement();
+      EXPECT_FALSE(busy) << "step " << steps_;
+      ExpertPlacement::Blocks blocks = placement->blocks();
+      const int ranks = placement->ranks();
+      const auto moved =
+          std::next(blocks.begin(), placement->version() % static_cast<uint32_t>(blocks.size()));
+      for (HolderSet& h : moved->second) {
+        h = (h << 1 | h >> (ranks - 1)) & ((HolderSet{1} << ranks) - 1);
+      }
+      leader_.Announce(
+          std::make_shared<ExpertPlacement>(ranks, std::move(blocks), placement->version() + 1));
+    }
+    leader_.BeforeStep(kind, batch, cache, sources);
+  }
+  absl::Status AfterStep(uint64_t checksum, const absl::Status& own) override {
+    return leader_.AfterStep(checksum, own);
+  }
+  int steps() const { return steps_; }
+
+ private:
+  Leader& leader_;
+  const bool moves_;
+  int steps_ = 0;
+};
+
 // An engine at rank 0 and followers on threads.
 class RankedEngine {
  public:
+  // `moves`: experts change ranks all the time.
   static std::unique_ptr<RankedEngine> Start(const RankedModel& model, const EngineOptions& options,
-                                             int ranks) {
+                                             int ranks, bool moves = false) {
     auto ranked = std::make_unique<RankedEngine>();
+    const absl::Status opened = ExpertFiles::Open(model, ranked->files_);
+    EXPECT_TRUE(opened.ok()) << opened;
     std::vector<std::unique_ptr<Transport>> transports = LoopbackTransports(ranks);
     for (int r = 1; r < ranks; ++r) {
       ranked->followers_.emplace_back(
@@ -43,10 +100,11 @@ class RankedEngine {
     }
     const MessageExchange::Options checked{.timeout = absl::Seconds(100), .check_order = true};
     ranked->exchange_ = std::make_unique<MessageExchange>(std::move(transports[0]), checked);
-    ranked->leader_ = std::make_unique<Leader>(*ranked->exchange_);
-    auto engine = TestEngine::Start(SourcePath(model.folder), options, Compute(model), "cpu",
-                                    model.quantization, {}, model.predictions,
-                                    {ranked->exchange_.get(), ranked->leader_.get()});
+    ranked->leader_ = std::make_unique<Leader>(*ranked->exchange_, ranked->files_.source());
+    ranked->moving_ = std::make_unique<MovingLeader>(*ranked->leader_, moves);
+    auto engine = TestEngine::Start(
+        SourcePath(model.folder), options, Compute(model), "cpu", model.quantization, {},
+        model.predictions, {ranked->exchange_.get(), ranked->moving_.get(), &ranked->watch_});
     EXPECT_TRUE(engine.ok()) << engine.status();
     if (engine.ok()) ranked->engine_ = *std::move(engine);
     return ranked;
@@ -59,6 +117,12 @@ class RankedEngine {
   }
 
   TestEngine& engine() { return *engine_; }
+  // How many placements have been used.
+  int placements() const { return static_cast<int>(leader_->placement().first->version()); }
+  int steps() const { return moving_->steps(); }
+  Leader& leader() { return *leader_; }
+  const LoadWatch& watch() const { return watch_; }
+  const ModelSpec& spec() const { return files_.checkpoint.spec; }
   bool started() const { return engine_ != nullptr; }
   static DType Compute(const RankedModel& model) {
     return model.quantization == Quantization::kNone ? DType::kF32 : DType::kBF16;
@@ -68,7 +132,9 @@ class RankedEngine {
   static absl::Status Follow(const RankedModel& model, std::unique_ptr<Transport> transport) {
     MessageExchange exchange(std::move(transport),
                              {.timeout = absl::Seconds(100), .check_order = true});
-    Follower follower(exchange, kStepLimits);
+    ExpertFiles files;
+    MOESERVE_RETURN_IF_ERROR(ExpertFiles::Open(model, files));
+    Follower follower(exchange, kStepLimits, files.source());
     LoadOptions load{.require_tokenizer = false};
     load.predictions = model.predictions;
     MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
@@ -88,7 +154,10 @@ class RankedEngine {
   }
 
   std::unique_ptr<MessageExchange> exchange_;
+  ExpertFiles files_;
+  LoadWatch watch_;
   std::unique_ptr<Leader> leader_;
+  std::unique_ptr<MovingLeader> moving_;
   std::unique_ptr<TestEngine> engine_;
   std::vector<std::thread> followers_;
 };
@@ -189,6 +258,52 @@ TEST_P(RanksEngineTest, AnswersAndStatisticsAreThoseOfOneProcess) {
     ASSERT_TRUE(ranked->started());
     ExpectSame(Together(ranked->engine()), alone);
   }
+}
+
+TEST_P(RanksEngineTest, AnswersAreTheSameWhileExpertsMove) {
+  Answers alone;
+  {
+    const auto engine = TestEngine::Start(SourcePath(GetParam().folder), Options(),
+                                          RankedEngine::Compute(GetParam()), "cpu",
+                                          GetParam().quantization, {}, GetParam().predictions);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    alone = OneAfterAnother(**engine);
+  }
+  for (const int ranks : {2, 3}) {
+    SCOPED_TRACE(ranks);
+    const auto ranked = RankedEngine::Start(GetParam(), Options(), ranks, /*moves=*/true);
+    ASSERT_TRUE(ranked->started());
+    ExpectSame(OneAfterAnother(ranked->engine()), alone);
+    // The last one may not be in use yet.
+    EXPECT_GE(ranked->placements(), ranked->steps() / 3);
+    EXPECT_GT(ranked->placements(), 3);
+  }
+}
+
+// The leader moves experts by itself, from what it has counted.
+TEST_P(RanksEngineTest, UnequalRanksAreRebalanced) {
+  const auto ranked = RankedEngine::Start(GetParam(), Options(), 2);
+  ASSERT_TRUE(ranked->started());
+  const Answers before = OneAfterAnother(ranked->engine());
+  EXPECT_GE(ranked->watch().imbalance(), 1.0);
+  EXPECT_LE(ranked->watch().imbalance(), 2.0);
+  const ExpertSizes parameters = ExpertParameters(ranked->spec());
+  // Whatever helps at all.
+  const RebalanceLimits limits{.imbalance = 1.0, .gain = 0.0};
+  Rebalancer rebalancer(ranked->leader(), ranked->watch(),
+                        {.interval = absl::ZeroDuration(),
+                         .limits = limits,
+                         .parameters = parameters,
+                         .bytes = parameters});
+  const int64_t moved = rebalancer.RunRound();
+  EXPECT_EQ(rebalancer.moved_bytes(), moved);
+  if (moved > 0) {
+    EXPECT_EQ(rebalancer.RunRound(), 0) << "a round is under way";
+  }
+  ExpectSame(OneAfterAnother(ranked->engine()), before);
+  EXPECT_EQ(ranked->placements(), moved > 0 ? 2 : 1);
+  rebalancer.Stop();
+  EXPECT_EQ(rebalancer.RunRound(), 0);
 }
 
 constexpr RankedModel kModels[] = {

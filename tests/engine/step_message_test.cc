@@ -47,6 +47,16 @@ StepMessage RandomMessage(std::mt19937& random) {
   }
   if (random() % 2 == 0) m.source_rows = Numbers<int32_t>(random, tokens, 100);
   m.predicted = random() % 2;
+  m.placement_version = 1 + random() % 100;
+  if (random() % 2 == 0) {
+    m.next_version = m.placement_version + 1;
+    for (uint32_t i = random() % 4; i > 0; --i) {
+      m.moves.push_back({.stack = static_cast<Stack>(random() % 4),
+                         .block = static_cast<int32_t>(random() % 50),
+                         .expert = static_cast<int32_t>(random() % 50),
+                         .holders = random()});
+    }
+  }
   for (size_t i = 0; random() % 2 == 0 && i < 1; ++i) {
     m.controls.resize(sequences);
     m.controls[0] = RoutingChange{.top_k = 3};
@@ -71,6 +81,9 @@ TEST(StepMessageTest, WhatIsSentArrives) {
     EXPECT_EQ(found->page_tables, m.page_tables);
     EXPECT_EQ(found->tokens, m.tokens);
     EXPECT_EQ(found->pending, m.pending);
+    EXPECT_EQ(found->placement_version, m.placement_version);
+    EXPECT_EQ(found->next_version, m.next_version);
+    EXPECT_EQ(found->moves, m.moves);
     ASSERT_EQ(found->controls.size(), m.controls.size());
     for (size_t i = 0; i < m.controls.size(); ++i) {
       ASSERT_EQ(found->controls[i].has_value(), m.controls[i].has_value());

@@ -76,6 +76,7 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
     model_options.exchange = ranks.exchange;
     model_options.placement = &test->placement_;
     model_options.listener = ranks.listener;
+    model_options.load_watch = ranks.load_watch;
   }
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,

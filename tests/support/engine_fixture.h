@@ -67,6 +67,7 @@ AnswerBits BitsOf(CollectingSink& sink);
 struct TestRanks {
   Exchange* exchange = nullptr;
   StepListener* listener = nullptr;
+  LoadWatch* load_watch = nullptr;  // may be null
 };
 
 class TestEngine {

@@ -21,6 +21,7 @@ class AttentionExperts : public ExpertBody {
                                                         const ModelSpec& model, int block);
   void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
            const RowsView& results) const override;
+  std::vector<LinearBank*> banks() const override { return {query_.get(), output_.get()}; }
 
  private:
   std::unique_ptr<LinearBank> query_;

@@ -11,7 +11,7 @@
 namespace moeserve {
 
 // Computes the experts of a routed layer; the only polymorphic part of that layer. Immutable after
-// loading.
+// loading, except for which experts the banks have.
 class ExpertBody {
  public:
   virtual ~ExpertBody() = default;
@@ -22,6 +22,8 @@ class ExpertBody {
   // activation type.
   virtual void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
                    const RowsView& results) const = 0;
+  // Returns the banks of the experts' matrices, always in the same order.
+  virtual std::vector<LinearBank*> banks() const = 0;
 };
 
 // Computes down(norm(act(gate x) * up x)), or down(norm(act(up x))) without a gate; the norm is
@@ -30,16 +32,16 @@ class ExpertBody {
 // feed-forward is a body with one expert.
 class FeedForwardExperts : public ExpertBody {
  public:
-  // Experts of width 0 have no tensors, and their rows are not written.
-  static Result<std::unique_ptr<FeedForwardExperts>> Load(LoadContext& load,
-                                                          const std::vector<std::string>& prefixes,
-                                                          const ExpertSpec& spec,
-                                                          const std::vector<int>& widths,
-                                                          int model_width);
+  // Experts of width 0 have no tensors, and their rows are not written. `loaded` are the widths
+  // with 0 for experts whose matrices are not loaded; their norms are.
+  static Result<std::unique_ptr<FeedForwardExperts>> Load(
+      LoadContext& load, const std::vector<std::string>& prefixes, const ExpertSpec& spec,
+      const std::vector<int>& widths, const std::vector<int>& loaded, int model_width);
   // Experts get their rows times the weights of the plan.
   void WeightInputs() { weight_inputs_ = true; }
   void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
            const RowsView& results) const override;
+  std::vector<LinearBank*> banks() const override;
   // Lets the only expert compute every row, and writes f32 rows to `output`.
   void RunDense(StepContext& ctx, const RowsView& rows, const RowsView& output) const;
 
@@ -53,7 +55,7 @@ class FeedForwardExperts : public ExpertBody {
   };
   static Result<Sublayer> LoadSublayer(LoadContext& load, const std::vector<std::string>& prefixes,
                                        const ExpertSpec& spec, const std::vector<int>& widths,
-                                       int model_width);
+                                       const std::vector<int>& loaded, int model_width);
 
   // Computes one network without its norm. Without a plan, the only expert computes every row. With
   // `gather`, `rows` are the rows of the plan, else they are its assignments.

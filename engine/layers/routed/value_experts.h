@@ -18,6 +18,7 @@ class ValueExperts : public ExpertBody {
   int64_t ResultWidth(int64_t) const override { return width_; }
   void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
            const RowsView& results) const override;
+  std::vector<LinearBank*> banks() const override { return {values_.get()}; }
 
  private:
   std::unique_ptr<LinearBank> values_;
