@@ -178,6 +178,12 @@ absl::Status GuardedMapping::CheckAccesses() const {
   return any_damage.load() && slot_->damaged.load() ? Damaged() : absl::OkStatus();
 }
 
+bool GuardedMapping::IsFileAt(const std::filesystem::path& path) const {
+  struct stat info {};
+  return inode_ != 0 && stat(path.c_str(), &info) == 0 && info.st_dev == device_ &&
+         info.st_ino == inode_;
+}
+
 absl::Status GuardedMapping::Check() const {
   if (!slot_->damaged.load()) {
     struct stat info {};

@@ -40,6 +40,8 @@ class GuardedMapping {
   // now shorter. The second rule covers the page in which a file was cut: its end reads as zeros
   // without a signal. The error stays when the file grows again.
   absl::Status Check() const;
+  // Returns whether the file at `path` is the one that is mapped.
+  bool IsFileAt(const std::filesystem::path& path) const;
   // Checks only whether an access found pages missing. Takes a few instructions.
   absl::Status CheckAccesses() const;
 

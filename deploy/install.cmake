@@ -11,6 +11,10 @@ set(MOESERVE_SYSTEMD_UNITS lib/systemd/system CACHE STRING
   "Folder of systemd's units, relative to the prefix")
 
 install(TARGETS moeserve RUNTIME)
+# What --ranks mpi opens; it needs Open MPI. `cmake --install BUILD --component ranks` installs it.
+if(TARGET moeserve_mpi)
+  install(FILES $<TARGET_FILE:moeserve_mpi> DESTINATION lib/moeserve COMPONENT ranks EXCLUDE_FROM_ALL)
+endif()
 
 # A program for another machine cannot write its pages.
 if(NOT CMAKE_CROSSCOMPILING)

@@ -100,6 +100,7 @@ struct EngineStats {
   int kv_block_tokens = 0;
   int64_t kv_cache_bytes = 0;  // with the states of models that have them
   int64_t weight_bytes = 0;    // as laid out for the device
+  TierCounts tiers;            // of the model, without the draft model
   uint64_t prompt_tokens = 0;
   uint64_t generation_tokens = 0;
   uint64_t finished_stop = 0;
@@ -128,6 +129,12 @@ struct EngineProgress {
   uint64_t rounds = 0;  // grows with each round that begins
   bool idle = true;     // whether the thread waits for work
 };
+
+// Requests end with this when the engine drains or is shut down. Another Unavailable means that the
+// engine is broken.
+inline absl::Status ShutDownStatus() {
+  return absl::UnavailableError("the server is shutting down");
+}
 
 // The interface of the engine. Thread-safe, except Shutdown().
 class Engine {
@@ -181,6 +188,9 @@ class Engine {
   virtual bool Drain(absl::Time deadline) = 0;
   // Ends all requests with Unavailable and joins the engine thread.
   virtual void Shutdown() = 0;
+  // Ends all requests with this error, after the step that runs, and refuses new ones: something
+  // that the engine needs has failed. The first reason counts.
+  virtual void Break(absl::Status reason) = 0;
 
   virtual EngineStats Stats() const = 0;
   // Says whether the engine thread makes progress. Takes no lock.

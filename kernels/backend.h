@@ -22,9 +22,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/check.h"
 #include "base/status.h"
 #include "kernels/base/activation.h"
 #include "kernels/base/dtype.h"
+#include "kernels/base/fp8_matrix.h"
 #include "kernels/base/host_tensor.h"
 #include "kernels/base/pooling.h"
 #include "kernels/base/position_scale.h"
@@ -56,6 +58,13 @@ struct RowsView {
     v.cols = count;
     return v;
   }
+  // Returns a view of rows [begin, begin + count).
+  RowsView Rows(int64_t begin, int64_t count) const {
+    RowsView v = *this;
+    v.data = row(begin);
+    v.rows = count;
+    return v;
+  }
 };
 
 // Device memory for activations.
@@ -83,15 +92,21 @@ struct LinearBankShape {
   // share, and the bank stores them so (Backend::stores_mxfp4()). Input rows are bf16, and results
   // have the same bits as with bf16 weights.
   bool mxfp4 = false;
+  // The weights, of weight_dtype kBF16, are FP8 numbers (Fp8Matrix), and the bank stores them so
+  // (Backend::stores_fp8()); LinearBank::LoadFp8() loads them. Input rows are bf16. The products of
+  // 128 inputs are summed without the scale; their sum is multiplied by the scale and added to the
+  // sum of all by one fused multiply-add in f32, in ascending order of the inputs. So results do
+  // not have the bits of weights that were rounded to bf16.
+  bool fp8 = false;
 
   int in_features_of(int e) const {
     return in_features.size() == 1 ? in_features[0] : in_features[e];
   }
 };
 
-// Read-only host memory; `owner` keeps it alive.
+// The packed weights of a bank in read-only host memory; `owner` keeps it alive.
 struct PackedBytes {
-  std::span<const char> bytes;
+  std::vector<std::span<const char>> experts;  // [E]; empty for experts of width 0
   std::shared_ptr<const void> owner;
 };
 
@@ -108,14 +123,24 @@ class LinearBank {
   virtual void LoadQuantized(int expert, Half half, int row_begin,
                              const QuantizedMatrix& weight) = 0;
   virtual void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) = 0;
+  // Only for banks with LinearBankShape::fp8, which take no other weights.
+  virtual void LoadFp8(int expert, Half half, int row_begin, const Fp8Matrix& weight) {
+    (void)expert, (void)half, (void)row_begin, (void)weight;
+    MOESERVE_CHECK(false, "this device has no banks of FP8");
+  }
 
   // Returns whether the bank holds the weights that were loaded. Only a bank with
-  // LinearBankShape::mxfp4 may not: a weight was no 4-bit float or too large. It must not be used.
+  // LinearBankShape::mxfp4 or fp8 may not: a weight was no 4-bit float or too large, or a NaN of
+  // FP8. It must not be used.
   virtual bool holds_weights() const { return true; }
 
-  // Returns all loaded weights in the format that Backend::NewPackedBank() reads, or an empty span
-  // if the device has no such format. The span is valid while the bank exists.
-  virtual std::span<const char> packed_bytes() const { return {}; }
+  // Returns the loaded weights and biases of an expert in the format that Backend::NewPackedBank()
+  // reads; empty if the device has no such format or the expert's width is 0. The span is valid
+  // while the bank exists.
+  virtual std::span<const char> packed_bytes(int expert) const {
+    (void)expert;
+    return {};
+  }
 
   const LinearBankShape& shape() const { return shape_; }
   int num_experts() const { return static_cast<int>(shape_.out_features.size()); }
@@ -184,6 +209,11 @@ struct RoutingPlan {
   const int32_t* row_offsets = nullptr;           // [rows + 1]
   const int32_t* assignments_of_row = nullptr;  // [A] assignment indices of each row, ascending by
                                                 // expert
+  // The order of the experts in which a backend that computes them one after another should do so,
+  // [num_experts] in host memory: first all of order[0, num_early), then the others. Null:
+  // ascending. Results do not depend on it.
+  const int32_t* order = nullptr;
+  int num_early = 0;
   const uint8_t* row_nonfinite = nullptr;  // [rows] 2 if the largest score (NaN ignored) is not
                                            // finite; else 1 if a score is NaN; else 0
 };
@@ -303,13 +333,15 @@ struct EmbedArgs {
 struct RopeArgs {
   RopeSettings settings;              // with XPOS, `keys` tells what the rows are
   const RoutingPlan* plan = nullptr;  // if set, `rows` are the plan's assignments; null: row r is
-                                      // token r
+                                      // token first_token + r
   RowsView rows;                      // f32, updated in place; the heads of a row are adjacent
+  int64_t first_token = 0;            // not 0 only on devices with rank_ops()
 };
 
 struct PositionScaleArgs {
   PositionScale scale;
-  RowsView rows;  // f32, updated in place; row r is token r
+  RowsView rows;            // f32, updated in place; row r is token first_token + r
+  int64_t first_token = 0;  // as in RopeArgs
 };
 
 // G is the layer's number of kv heads, d_h its head dimension.
@@ -382,7 +414,8 @@ struct AttentionArgs {
   int layer = 0;
   bool causal = true;
   const RoutingPlan* plan = nullptr;  // if set, query rows are the plan's assignments; null: row r
-                                      // is token r
+                                      // is token first_token + r
+  int64_t first_token = 0;            // as in RopeArgs
   int rows_per_token = 1;  // query rows that a token has by the model's shape, which is k with
                            // experts of attention; the results' bits may depend on it
   int heads = 1;           // H, heads of a query row; a multiple of the cache's number of kv heads
@@ -577,6 +610,7 @@ struct ExchangeArgs {
 };
 
 class RankOps;
+class WeightPages;
 
 class Backend {
  public:
@@ -600,18 +634,20 @@ class Backend {
   virtual Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) = 0;
   // Returns whether banks may have LinearBankShape::mxfp4.
   virtual bool stores_mxfp4() const { return false; }
+  // Returns whether banks may have LinearBankShape::fp8.
+  virtual bool stores_fp8() const { return false; }
   // Returns the name of the layout of packed_bytes(). The layout depends on the shape of a bank
   // alone. Layouts that assign different weights to the same bytes have different names. Empty if
   // the device has no packed format.
   virtual std::string_view packed_layout() const { return {}; }
-  // Returns the size of packed_bytes() for a bank of that shape.
-  virtual int64_t PackedBankBytes(const LinearBankShape& shape) const {
-    (void)shape;
+  // Returns the size of packed_bytes(expert) for a bank of that shape.
+  virtual int64_t PackedExpertBytes(const LinearBankShape& shape, int expert) const {
+    (void)shape, (void)expert;
     return 0;
   }
-  // Returns a bank that reads its weights from `packed` (PackedBankBytes(shape) bytes, 64-byte
-  // aligned). Load*() must not be called on that bank. No content of `packed` causes an access out
-  // of bounds. Unimplemented if packed_layout() is empty.
+  // Returns a bank that reads its weights from `packed` (PackedExpertBytes(shape, e) bytes of each
+  // expert e, 64-byte aligned). Load*() must not be called on that bank. No content of `packed`
+  // causes an access out of bounds. Unimplemented if packed_layout() is empty.
   virtual Result<std::unique_ptr<LinearBank>> NewPackedBank(LinearBankShape shape,
                                                             PackedBytes packed) {
     (void)shape, (void)packed;
@@ -708,7 +744,10 @@ class Backend {
   void PrepareAttention(const AttentionArgs& args) {
     if (args.append != nullptr) NormRopeAppend(*args.append);
     if (args.rope != nullptr) {
-      Rope({.settings = *args.rope, .plan = args.plan, .rows = args.query});
+      Rope({.settings = *args.rope,
+            .plan = args.plan,
+            .rows = args.query,
+            .first_token = args.first_token});
     }
   }
   virtual void ShortConvolution(const ShortConvolutionArgs& args) = 0;
@@ -726,6 +765,9 @@ class Backend {
   // Returns the operations for a part of the experts (kernels/rank_ops.h), which live as long as
   // the backend; null if it computes all experts only.
   virtual RankOps* rank_ops() { return nullptr; }
+  // Returns the operations on weights in mapped files (kernels/weight_pages.h), which live as long
+  // as the backend; null without a packed layout.
+  virtual WeightPages* weight_pages() { return nullptr; }
   virtual void AssignRows(const AssignRowsArgs& args) = 0;
   virtual void Combine(const CombineArgs& args) = 0;
   // Converts or copies rows: output = input (f32 to f32 or bf16, bf16 to f32).

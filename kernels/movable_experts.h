@@ -12,8 +12,10 @@ namespace moeserve {
 class MovableExperts {
  public:
   virtual ~MovableExperts() = default;
-  // Returns whether TakeExperts() can take the matrices of `other`: it has the same experts and
-  // settings. It may be of another backend of the same kind.
+  // Returns whether the bank can take any matrix: not if it reads a mapped file.
+  virtual bool CanTake() const = 0;
+  // Returns whether TakeExperts() can take the matrices of `other`: CanTake(), and it has the same
+  // experts and settings. It may be of another backend of the same kind.
   virtual bool TakesFrom(const LinearBank& other) const = 0;
   // Takes the matrices of `other` for the experts that have none here, and what keeps them alive.
   virtual void TakeExperts(const LinearBank& other) = 0;

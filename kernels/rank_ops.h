@@ -23,6 +23,10 @@ class RankOps {
   virtual void StartGather(const RowsView& results, std::span<const int64_t> rows_of_rank,
                            Exchange& exchange) = 0;
   virtual void FinishGather(Exchange& exchange) = 0;
+  // Writes the columns that the ranks have computed to `output` [n, any] f32 at the leader: part r
+  // begins at column r * `own`.cols, and columns that exceed those of `output` are dropped. `own`
+  // [n, c], f32 without padding, has equal sizes on all ranks.
+  virtual void GatherColumns(const RowsView& own, const RowsView& output, Exchange& exchange) = 0;
   // Returns a number that depends on all bits of the rows [T, d], f32 without padding, and waits
   // for them.
   virtual uint64_t Checksum(const RowsView& rows) = 0;

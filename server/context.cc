@@ -212,6 +212,7 @@ std::string ServerContext::MetricsText(ExpositionFormat format) {
     }
   }
   metrics_.WriteRejected(text, queue_full, queue_timeout);
+  WriteRankMetrics(text, settings_.ranks ? settings_.ranks() : RankStatus());
   if (settings_.metrics_compat.vllm) WriteHttpRequests(text, metrics_);
   WriteProcessMetrics(text);
   return text.Take();

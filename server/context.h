@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "server/metrics/metrics.h"
 #include "server/metrics/metrics_compat.h"
 #include "server/metrics/metrics_history.h"
+#include "server/metrics/rank_metrics.h"
 #include "server/models/model_manager.h"
 #include "server/models/model_registry.h"
 #include "server/models/served_model.h"
@@ -55,6 +57,9 @@ struct ServerSettings {
   // Logs requests and exports their spans. Not null.
   std::shared_ptr<RequestObserver> observer = std::make_shared<RequestObserver>();
   std::shared_ptr<TlsStore> tls;  // null: no TLS
+  // Returns what is known of the ranks; null: this process computes everything. Any thread may call
+  // it as long as the context exists.
+  std::function<RankStatus()> ranks;
 };
 
 enum class ServerState { kLoading, kServing, kDraining };

@@ -92,15 +92,19 @@ absl::Status Attention::LoadQkNorm(LoadContext& load, const std::string& prefix)
   return absl::OkStatus();
 }
 
+void Attention::ProjectRows(StepContext& ctx, const RowsView& x, const RowsView& all) const {
+  ctx.WithLeftNorm([&](const AddNormArgs* norm) { projection_.Run(ctx.backend, x, all, norm); });
+}
+
 void Attention::Project(StepContext& ctx, const RowsView& x, const RowsView& all) const {
   const int64_t q_width = spec_.routed() ? 0 : int64_t{spec_.num_heads} * spec_.head_dim;
   const int64_t key_width = int64_t{spec_.num_kv_heads} * spec_.head_dim;
   const RowsView keys = all.Columns(q_width, key_width);
   const RowsView values = all.Columns(q_width + key_width, spec_.value_width());
   if (spec_.projects_values()) {
-    projection_.Run(ctx.backend, x, all);
+    ProjectRows(ctx, x, all);
   } else {
-    projection_.Run(ctx.backend, x, all.Columns(0, q_width + key_width));
+    ProjectRows(ctx, x, all.Columns(0, q_width + key_width));
     if (gate_ != nullptr) {
       const RowsView gate = all.Columns(all.cols - spec_.gates(), spec_.gates());
       ctx.backend.Linear({.bank = gate_.get(), .input = x, .output = gate});
@@ -117,17 +121,31 @@ void Attention::Project(StepContext& ctx, const RowsView& x, const RowsView& all
   if (spec_.value_scale != 1.0) {
     ctx.backend.Scale(values, static_cast<float>(spec_.value_scale));
   }
-  if (spec_.qk_norm == QkNorm::kHeads && !spec_.qk_norm_after_rope) {
+  if (ProjectNorms()) {
     const RowsView queries = all.Columns(0, q_width);
     ctx.backend.Norm({.bank = query_norm_.get(), .input = queries, .output = queries});
     ctx.backend.Norm({.bank = key_norm_.get(), .input = keys, .output = keys});
   }
 }
 
-void Attention::PrepareQueries(Backend& backend, const RowsView& queries) const {
+NormRopeAppendArgs Attention::AppendOf(StepContext& ctx, const RowsView& rows, bool queries) const {
+  return {.cache = &ctx.cache,
+          .layer = layer_,
+          .rows = rows,
+          .heads = queries ? spec_.num_heads : 0,
+          .query_norm = ProjectNorms() || !queries ? nullptr : query_norm_.get(),
+          .key_norm = ProjectNorms() ? nullptr : key_norm_.get(),
+          .norm_heads = spec_.qk_norm == QkNorm::kHead || spec_.qk_norm == QkNorm::kL2,
+          .norm_last = spec_.qk_norm_after_rope,
+          .clip = static_cast<float>(spec_.qkv_clip),
+          .rope = rope_};
+}
+
+void Attention::PrepareQueries(Backend& backend, const RowsView& queries, int64_t first_token,
+                               bool normed) const {
   const bool of_heads = spec_.qk_norm == QkNorm::kHead || spec_.qk_norm == QkNorm::kL2;
   const auto norm = [&] {
-    if (query_norm_ == nullptr) return;
+    if (query_norm_ == nullptr || normed) return;
     backend.Norm({.bank = query_norm_.get(),
                   .segments = of_heads ? spec_.num_heads : 1,
                   .input = queries,
@@ -135,68 +153,85 @@ void Attention::PrepareQueries(Backend& backend, const RowsView& queries) const 
   };
   if (!spec_.qk_norm_after_rope) norm();
   if (spec_.qkv_clip > 0.0) backend.Clamp(queries, static_cast<float>(spec_.qkv_clip));
-  if (rope_.dimensions > 0) backend.Rope({.settings = rope_, .rows = queries});
+  if (rope_.dimensions > 0) {
+    backend.Rope({.settings = rope_, .rows = queries, .first_token = first_token});
+  }
   if (spec_.qk_norm_after_rope) norm();
+}
+
+void Attention::ScaleQueries(Backend& backend, const RowsView& queries, int64_t first_token) const {
+  if (!spec_.query_scale.has_value()) return;
+  backend.ScaleByPosition(
+      {.scale = ScaleOf(*spec_.query_scale), .rows = queries, .first_token = first_token});
 }
 
 void Attention::ForwardWithoutKeys(StepContext& ctx, const RowsView& x,
                                    const RowsView& output) const {
   const Workspace::Scope scope(ctx.workspace);
+  const RowsView own = ctx.division.Own(x);
+  const int64_t first = ctx.division.first_token();
   const int64_t q_width = int64_t{spec_.num_heads} * spec_.head_dim;
-  const RowsView all = ctx.workspace.Take(x.rows, q_width + spec_.gates(), DType::kF32);
+  ctx.PrepareLeftNorm(ctx.division);
+  const RowsView all = ctx.workspace.Take(own.rows, q_width + spec_.gates(), DType::kF32);
   const RowsView queries = all.Columns(0, q_width);
   const RowsView gate = all.Columns(q_width, spec_.gates());
-  projection_.Run(ctx.backend, x, queries);
-  if (gate_ != nullptr) ctx.backend.Linear({.bank = gate_.get(), .input = x, .output = gate});
-  PrepareQueries(ctx.backend, queries);
-  if (spec_.query_scale.has_value()) {
-    ctx.backend.ScaleByPosition({.scale = ScaleOf(*spec_.query_scale), .rows = queries});
-  }
-  DenseQueries(ctx, queries, gate, output, nullptr);
+  ProjectRows(ctx, own, queries);
+  if (gate_ != nullptr) ctx.backend.Linear({.bank = gate_.get(), .input = own, .output = gate});
+  PrepareQueries(ctx.backend, queries, first, false);
+  ScaleQueries(ctx.backend, queries, first);
+  DenseQueries(ctx, ctx.division, queries, gate, output, nullptr);
 }
 
 void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
   if (spec_.kv_layer.has_value()) return ForwardWithoutKeys(ctx, x, output);
+  if (!spec_.routed()) return ForwardDense(ctx, x, output);
   const Workspace::Scope scope(ctx.workspace);
-  const int64_t key_width = int64_t{spec_.num_kv_heads} * spec_.head_dim;
-  const int64_t q_width = spec_.routed() ? 0 : int64_t{spec_.num_heads} * spec_.head_dim;
-  const int64_t qkv_width = q_width + key_width + spec_.value_width();
-  const int gate_width = spec_.gates();
-  const RowsView all = ctx.workspace.Take(x.rows, qkv_width + gate_width, DType::kF32);
+  const int64_t kv_width = int64_t{spec_.num_kv_heads} * spec_.head_dim + spec_.value_width();
+  const RowsView rows = ctx.TakeGathered(x.rows, kv_width, DType::kF32);
   // Before any other operation, because it may take what the block before has left.
-  RoutedLayer::RoutedRows routed;
-  if (spec_.routed()) routed = routed_->Route(ctx, x);
-  Project(ctx, x, all);
-  const RowsView projected = all.Columns(0, qkv_width);
-  // Norms of heads with weights of their own, before the rotation, are part of Project().
-  const bool normed = spec_.qk_norm == QkNorm::kHeads && !spec_.qk_norm_after_rope;
-  const NormRopeAppendArgs append{
-      .cache = &ctx.cache,
-      .layer = layer_,
-      .rows = projected,
-      .heads = spec_.routed() ? 0 : spec_.num_heads,
-      .query_norm = normed ? nullptr : query_norm_.get(),
-      .key_norm = normed ? nullptr : key_norm_.get(),
-      .norm_heads = spec_.qk_norm == QkNorm::kHead || spec_.qk_norm == QkNorm::kL2,
-      .norm_last = spec_.qk_norm_after_rope,
-      .clip = static_cast<float>(spec_.qkv_clip),
-      .rope = rope_};
-  if (spec_.routed()) {
-    ctx.left_append = &append;
-    routed_->RunRouted(ctx, routed, output);
-    ctx.left_append = nullptr;
-    return;
-  }
-  const RowsView queries = projected.Columns(0, q_width);
-  const RowsView gate = all.Columns(qkv_width, gate_width);
-  if (!spec_.query_scale.has_value()) return DenseQueries(ctx, queries, gate, output, &append);
-  ctx.backend.NormRopeAppend(append);
-  ctx.backend.ScaleByPosition({.scale = ScaleOf(*spec_.query_scale), .rows = queries});
-  DenseQueries(ctx, queries, gate, output, nullptr);
+  const RoutedLayer::RoutedRows routed = routed_->Route(ctx, x);
+  Project(ctx, ctx.division.Own(x), ctx.division.Own(rows));
+  ctx.division.Gather(ctx.backend, rows);
+  const NormRopeAppendArgs append = AppendOf(ctx, rows, false);
+  ctx.left_append = &append;
+  routed_->RunRouted(ctx, routed, output);
+  ctx.left_append = nullptr;
 }
 
-void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& gate,
-                             const RowsView& output, const NormRopeAppendArgs* append) const {
+void Attention::ForwardDense(StepContext& ctx, const RowsView& x, const RowsView& output) const {
+  const Workspace::Scope scope(ctx.workspace);
+  // Routed values need all rows.
+  const RowDivision division = spec_.value_routing.has_value() ? RowDivision() : ctx.division;
+  const int64_t q_width = int64_t{spec_.num_heads} * spec_.head_dim;
+  const int64_t kv_width = int64_t{spec_.num_kv_heads} * spec_.head_dim + spec_.value_width();
+  const RowsView own = division.Own(x);
+  ctx.PrepareLeftNorm(division);
+  const RowsView all =
+      ctx.workspace.Take(own.rows, q_width + kv_width + spec_.gates(), DType::kF32);
+  Project(ctx, own, all);
+  const RowsView queries = all.Columns(0, q_width);
+  const RowsView gate = all.Columns(q_width + kv_width, spec_.gates());
+  if (division.divided()) {
+    const RowsView rows = ctx.TakeGathered(x.rows, kv_width, DType::kF32);
+    ctx.backend.Convert(all.Columns(q_width, kv_width), division.Own(rows));
+    division.Gather(ctx.backend, rows);
+    ctx.backend.NormRopeAppend(AppendOf(ctx, rows, false));
+    PrepareQueries(ctx.backend, queries, division.first_token(), ProjectNorms());
+    ScaleQueries(ctx.backend, queries, division.first_token());
+    return DenseQueries(ctx, division, queries, gate, output, nullptr);
+  }
+  const NormRopeAppendArgs append = AppendOf(ctx, all.Columns(0, q_width + kv_width), true);
+  if (!spec_.query_scale.has_value()) {
+    return DenseQueries(ctx, division, queries, gate, output, &append);
+  }
+  ctx.backend.NormRopeAppend(append);
+  ScaleQueries(ctx.backend, queries, 0);
+  DenseQueries(ctx, division, queries, gate, output, nullptr);
+}
+
+void Attention::DenseQueries(StepContext& ctx, const RowDivision& division, const RowsView& query,
+                             const RowsView& gate, const RowsView& output,
+                             const NormRopeAppendArgs* append) const {
   // A norm reads f32.
   const int64_t width = int64_t{spec_.num_heads} * spec_.output_dim();
   const RowsView heads =
@@ -206,6 +241,7 @@ void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const Rows
       {.cache = &ctx.cache,
        .layer = layer_,
        .causal = *spec_.causal,
+       .first_token = division.first_token(),
        .heads = spec_.num_heads,
        .order =
            spec_.group_order == GroupOrder::kInterleave ? HeadOrder::kInterleave : HeadOrder::kTile,
@@ -227,7 +263,8 @@ void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const Rows
     }
     ctx.backend.Norm({.bank = inner_norm_.get(), .input = heads, .output = normed});
   }
-  ctx.backend.Linear({.bank = output_.get(), .input = normed, .output = output});
+  ctx.backend.Linear({.bank = output_.get(), .input = normed, .output = division.Own(output)});
+  division.Gather(ctx.backend, output);
 }
 
 }  // namespace moeserve

@@ -21,7 +21,7 @@ class Attention : public Branch {
 
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 
-  bool TakesNorm() const override { return spec_.routed() && routed_->TakesNorm(); }
+  bool TakesNorm() const override { return !spec_.routed() || routed_->TakesNorm(); }
   const RoutedLayer* routed() const override { return routed_.get(); }
 
   const float* out_bias() const override {
@@ -31,16 +31,31 @@ class Attention : public Branch {
  private:
   absl::Status LoadQkNorm(LoadContext& load, const std::string& prefix);
 
+  // Projects the rows to the first columns of `all`.
+  void ProjectRows(StepContext& ctx, const RowsView& x, const RowsView& all) const;
   // Computes the queries, keys, values and gates of the rows, before norms and rotation.
   void Project(StepContext& ctx, const RowsView& x, const RowsView& all) const;
-  // Normalises and rotates queries, in place. Forward() does so together with the keys.
-  void PrepareQueries(Backend& backend, const RowsView& queries) const;
+  // Whether Project() has normalised queries and keys: norms of heads with weights of their own,
+  // before the rotation.
+  bool ProjectNorms() const { return spec_.qk_norm == QkNorm::kHeads && !spec_.qk_norm_after_rope; }
+  // Returns the operation that prepares the queries, keys and values in `rows`, or the keys and
+  // values alone, and writes the cache.
+  NormRopeAppendArgs AppendOf(StepContext& ctx, const RowsView& rows, bool queries) const;
+  // Normalises (unless they are `normed`) and rotates queries, in place; the first one is that of
+  // token `first_token`. AppendOf() does so together with the keys.
+  void PrepareQueries(Backend& backend, const RowsView& queries, int64_t first_token,
+                      bool normed) const;
+  // Scales queries by their positions if the layer does so.
+  void ScaleQueries(Backend& backend, const RowsView& queries, int64_t first_token) const;
   // Forward() of a layer that reads the keys and values of another one.
   void ForwardWithoutKeys(StepContext& ctx, const RowsView& x, const RowsView& output) const;
-  // `gate` are the gate's rows before the sigmoid; unused if there is no gate. `append` is that of
-  // AttentionArgs.
-  void DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& gate,
-                    const RowsView& output, const NormRopeAppendArgs* append) const;
+  // Forward() of a layer whose queries are not routed.
+  void ForwardDense(StepContext& ctx, const RowsView& x, const RowsView& output) const;
+  // Writes all rows of `output`. `query` and `gate` are the division's own rows. `gate` are the
+  // gate's rows before the sigmoid; unused if there is no gate. `append` is that of AttentionArgs.
+  void DenseQueries(StepContext& ctx, const RowDivision& division, const RowsView& query,
+                    const RowsView& gate, const RowsView& output,
+                    const NormRopeAppendArgs* append) const;
 
   int layer_ = 0;  // of the KV cache; that of the layer whose keys are read
   AttentionSpec spec_;

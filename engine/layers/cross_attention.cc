@@ -56,8 +56,9 @@ Result<std::unique_ptr<CrossAttention>> CrossAttention::Load(LoadContext& load,
 void CrossAttention::Remember(StepContext& ctx, const RowsView& source) const {
   const Workspace::Scope scope(ctx.workspace);
   const int kv_width = spec_.num_kv_heads * spec_.head_dim;
-  const RowsView rows = ctx.workspace.Take(source.rows, 2 * int64_t{kv_width}, DType::kF32);
-  keys_values_.Run(ctx.backend, source, rows);
+  const RowsView rows = ctx.TakeGathered(source.rows, 2 * int64_t{kv_width}, DType::kF32);
+  keys_values_.Run(ctx.backend, ctx.division.Own(source), ctx.division.Own(rows));
+  ctx.division.Gather(ctx.backend, rows);
   RopeSettings none;
   none.head_dim = spec_.head_dim;
   ctx.backend.NormRopeAppend({.cache = &ctx.cache,
@@ -73,8 +74,9 @@ void CrossAttention::Forward(StepContext& ctx, const RowsView& x, const RowsView
   const Workspace::Scope scope(ctx.workspace);
   const int q_width = spec_.num_heads * spec_.head_dim;
   const int gate_width = spec_.gates();
-  const RowsView all = ctx.workspace.Take(x.rows, int64_t{q_width} + gate_width, DType::kF32);
-  queries_.Run(ctx.backend, x, all);
+  const RowsView own = ctx.division.Own(x);
+  const RowsView all = ctx.workspace.Take(own.rows, int64_t{q_width} + gate_width, DType::kF32);
+  queries_.Run(ctx.backend, own, all);
   const RowsView query = all.Columns(0, q_width);
   if (query_norm_ != nullptr) {
     ctx.backend.Norm({.bank = query_norm_.get(),
@@ -84,10 +86,11 @@ void CrossAttention::Forward(StepContext& ctx, const RowsView& x, const RowsView
   }
   // A norm reads f32.
   const RowsView heads =
-      ctx.workspace.Take(x.rows, q_width, spec_.inner_norm ? DType::kF32 : ctx.activation);
+      ctx.workspace.Take(own.rows, q_width, spec_.inner_norm ? DType::kF32 : ctx.activation);
   ctx.backend.Attention({.cache = &ctx.cache,
                          .layer = layer_,
                          .causal = false,
+                         .first_token = ctx.division.first_token(),
                          .heads = spec_.num_heads,
                          .order = spec_.group_order == GroupOrder::kInterleave
                                       ? HeadOrder::kInterleave
@@ -102,11 +105,12 @@ void CrossAttention::Forward(StepContext& ctx, const RowsView& x, const RowsView
   RowsView normed = heads;
   if (inner_norm_ != nullptr) {
     if (ctx.activation != DType::kF32) {
-      normed = ctx.workspace.Take(x.rows, q_width, ctx.activation);
+      normed = ctx.workspace.Take(own.rows, q_width, ctx.activation);
     }
     ctx.backend.Norm({.bank = inner_norm_.get(), .input = heads, .output = normed});
   }
-  ctx.backend.Linear({.bank = output_.get(), .input = normed, .output = output});
+  ctx.backend.Linear({.bank = output_.get(), .input = normed, .output = ctx.division.Own(output)});
+  ctx.division.Gather(ctx.backend, output);
 }
 
 }  // namespace moeserve

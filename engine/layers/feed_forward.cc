@@ -13,8 +13,8 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, const 
     MOESERVE_ASSIGN_OR_RETURN(f->out_bias_, LoadVector(load, prefix + ".out_bias", d));
   }
   if (!spec.routed()) {
-    MOESERVE_ASSIGN_OR_RETURN(f->dense_, FeedForwardExperts::Load(load, {prefix}, spec.expert,
-                                                                  {spec.width}, {spec.width}, d));
+    MOESERVE_ASSIGN_OR_RETURN(
+        f->dense_, FeedForwardExperts::Load(load, {prefix}, spec.expert, {spec.width}, d));
     return f;
   }
   std::vector<std::string> names;
@@ -22,20 +22,19 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, const 
     names.push_back(prefix + ".experts." + std::to_string(e));
   }
   const int latent = spec.routing->latent_width;
+  const RoutedExperts routed = load.ExpertsOf(model, block);
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<FeedForwardExperts> body,
       FeedForwardExperts::Load(load, names, spec.expert, spec.routing->PlaceWidths(),
-                               load.LoadedWidths(spec.routing->PlaceWidths(), model, block),
-                               latent > 0 ? latent : d / spec.routing->split.heads));
+                               latent > 0 ? latent : d / spec.routing->split.heads, &routed));
   if (spec.routing->weight_input) body->WeightInputs();
   f->late_ = spec.late_experts;
   MOESERVE_ASSIGN_OR_RETURN(f->routed_, RoutedLayer::Load(load, model, block, std::move(body)));
   if (spec.shared_width > 0) {
     ExpertSpec shared = spec.expert;
     shared.activation_limit = spec.shared_limit.value_or(shared.activation_limit);
-    MOESERVE_ASSIGN_OR_RETURN(
-        f->dense_, FeedForwardExperts::Load(load, {prefix + ".shared"}, shared, {spec.shared_width},
-                                            {spec.shared_width}, d));
+    MOESERVE_ASSIGN_OR_RETURN(f->dense_, FeedForwardExperts::Load(load, {prefix + ".shared"},
+                                                                  shared, {spec.shared_width}, d));
     if (spec.shared_gate) {
       MOESERVE_ASSIGN_OR_RETURN(f->shared_gate_,
                                 LoadLinear(load, d, {{prefix + ".shared_gate", 1, false}}));
@@ -52,29 +51,34 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, const 
 
 void FeedForward::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
   const Workspace::Scope scope(ctx.workspace);
+  const RowDivision& division = ctx.division;
   if (routed_ == nullptr) {
-    dense_->RunDense(ctx, x, output);
+    dense_->RunDense(ctx, division.Own(x), division.Own(output));
+    division.Gather(ctx.backend, output);
     return;
   }
   if (dense_ != nullptr) ctx.left_sum = nullptr;  // the shared expert is added to the sum
   routed_->Forward(ctx, x, late_ ? ctx.late : output);
   if (dense_ == nullptr) return;
-  const RowsView shared = late_ ? output : ctx.workspace.Take(x.rows, x.cols, DType::kF32);
-  RowsView input = x;
+  const RowsView shared = late_ ? output : ctx.TakeGathered(x.rows, x.cols, DType::kF32);
+  const RowsView own = division.Own(shared);
+  RowsView input = division.Own(x);
   if (shared_norm_ != nullptr) {
     ctx.backend.Norm({.bank = experts_norm_.get(), .input = output, .output = output});
-    input = ctx.workspace.TakeDense(x.rows, x.cols, ctx.activation);
-    ctx.backend.Norm({.bank = shared_norm_.get(), .input = ctx.stream, .output = input});
+    input = ctx.workspace.TakeDense(own.rows, x.cols, ctx.activation);
+    ctx.backend.Norm(
+        {.bank = shared_norm_.get(), .input = division.Own(ctx.stream), .output = input});
   }
-  dense_->RunDense(ctx, input, shared);
+  dense_->RunDense(ctx, input, own);
   if (shared_gate_ != nullptr) {
-    const RowsView gate = ctx.workspace.Take(x.rows, 1, DType::kF32);
+    const RowsView gate = ctx.workspace.Take(own.rows, 1, DType::kF32);
     ctx.backend.Linear({.bank = shared_gate_.get(), .input = input, .output = gate});
-    ctx.backend.ScaleBySigmoid(shared, gate);
+    ctx.backend.ScaleBySigmoid(own, gate);
   }
   if (shared_output_norm_ != nullptr) {
-    ctx.backend.Norm({.bank = shared_output_norm_.get(), .input = shared, .output = shared});
+    ctx.backend.Norm({.bank = shared_output_norm_.get(), .input = own, .output = own});
   }
+  division.Gather(ctx.backend, shared);
   if (!late_) ctx.backend.AddScaled(output, shared, nullptr, 1.0f);
 }
 

@@ -115,23 +115,29 @@ RowsView LatentAttention::Absorb(StepContext& ctx, const RowsView& query) const 
 void LatentAttention::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
   const Workspace::Scope scope(ctx.workspace);
   const LatentSpec& spec = *spec_.latent;
-  const RowsView latent = ctx.workspace.Take(x.rows, spec.rank + spec.rope_dim, DType::kF32);
-  const RowsView query = Project(ctx, x, latent);
+  const RowDivision& division = ctx.division;
+  const int64_t first = division.first_token();
+  const RowsView own = division.Own(x);
+  const RowsView latent = ctx.TakeGathered(x.rows, spec.rank + spec.rope_dim, DType::kF32);
+  const RowsView query = Project(ctx, own, division.Own(latent));
+  division.Gather(ctx.backend, latent);
   const RowsView vector = latent.Columns(0, spec.rank);
   ctx.backend.Norm({.bank = latent_norm_.get(), .input = vector, .output = vector});
   if (spec.scale != 1.0) ctx.backend.Scale(vector, static_cast<float>(spec.scale));
   if (key_rope_.dimensions > 0) {
     ctx.backend.Rope({.settings = key_rope_, .rows = latent.Columns(spec.rank, spec.rope_dim)});
-    ctx.backend.Rope({.settings = query_rope_, .rows = query});
+    ctx.backend.Rope({.settings = query_rope_, .rows = query, .first_token = first});
   }
   if (spec_.query_scale.has_value()) {
-    ctx.backend.ScaleByPosition({.scale = ScaleOf(*spec_.query_scale), .rows = query});
+    ctx.backend.ScaleByPosition(
+        {.scale = ScaleOf(*spec_.query_scale), .rows = query, .first_token = first});
   }
   ctx.backend.AppendKv({.cache = &ctx.cache, .layer = layer_, .keys = latent, .values = {}});
-  const RowsView sums = ctx.workspace.Take(x.rows, int64_t{heads_} * spec.rank, ctx.activation);
+  const RowsView sums = ctx.workspace.Take(own.rows, int64_t{heads_} * spec.rank, ctx.activation);
   ctx.backend.Attention({.cache = &ctx.cache,
                          .layer = layer_,
                          .causal = *spec_.causal,
+                         .first_token = first,
                          .heads = heads_,
                          .scale = static_cast<float>(spec_.scale),
                          .soft_cap = static_cast<float>(spec_.soft_cap),
@@ -140,14 +146,15 @@ void LatentAttention::Forward(StepContext& ctx, const RowsView& x, const RowsVie
                          .query = Absorb(ctx, query),
                          .output = sums});
   const RowsView heads =
-      ctx.workspace.Take(x.rows, int64_t{heads_} * spec.value_dim, ctx.activation);
+      ctx.workspace.Take(own.rows, int64_t{heads_} * spec.value_dim, ctx.activation);
   ctx.backend.Linear({.bank = value_.get(), .input = sums, .output = heads, .segments = true});
   if (gate_ != nullptr) {
-    const RowsView gate = ctx.workspace.Take(x.rows, spec_.gates(), DType::kF32);
-    ctx.backend.Linear({.bank = gate_.get(), .input = x, .output = gate});
+    const RowsView gate = ctx.workspace.Take(own.rows, spec_.gates(), DType::kF32);
+    ctx.backend.Linear({.bank = gate_.get(), .input = own, .output = gate});
     ctx.backend.MultiplyByGate(heads, gate, spec_.gate_activation);
   }
-  ctx.backend.Linear({.bank = output_.get(), .input = heads, .output = output});
+  ctx.backend.Linear({.bank = output_.get(), .input = heads, .output = division.Own(output)});
+  division.Gather(ctx.backend, output);
 }
 
 }  // namespace moeserve

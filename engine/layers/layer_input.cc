@@ -39,12 +39,14 @@ RowsView LayerInputs::Compute(StepContext& ctx, const RowsView& embeddings) cons
   const int64_t all = int64_t{layers} * spec_.width;
   const RowsView inputs = ctx.workspace.TakeDense(embeddings.rows, all, DType::kF32);
   const Workspace::Scope scope(ctx.workspace);
-  RowsView rows = embeddings;
+  const RowsView own = ctx.division.Own(embeddings);
+  RowsView rows = own;
   if (ctx.activation != DType::kF32) {
-    rows = ctx.workspace.Take(embeddings.rows, embeddings.cols, ctx.activation);
-    backend.Convert(embeddings, rows);
+    rows = ctx.workspace.Take(own.rows, own.cols, ctx.activation);
+    backend.Convert(own, rows);
   }
-  backend.Linear({.bank = projection_.get(), .input = rows, .output = inputs});
+  backend.Linear({.bank = projection_.get(), .input = rows, .output = ctx.division.Own(inputs)});
+  ctx.division.Gather(backend, inputs);
   if (spec_.projection_scale != 1.0) {
     backend.Scale(inputs, static_cast<float>(spec_.projection_scale));
   }
@@ -63,24 +65,28 @@ void LayerInputs::Add(StepContext& ctx, const RowsView& inputs, int layer,
   Backend& backend = ctx.backend;
   const Workspace::Scope scope(ctx.workspace);
   const Layer& own = layers_[static_cast<size_t>(layer)];
-  RowsView rows = x;
+  const RowsView own_x = ctx.division.Own(x);
+  RowsView rows = own_x;
   if (ctx.activation != DType::kF32) {
-    rows = ctx.workspace.Take(x.rows, x.cols, ctx.activation);
-    backend.Convert(x, rows);
+    rows = ctx.workspace.Take(own_x.rows, x.cols, ctx.activation);
+    backend.Convert(own_x, rows);
   }
-  const RowsView hidden = ctx.workspace.TakeDense(x.rows, spec_.width, DType::kF32);
+  const RowsView hidden = ctx.workspace.TakeDense(own_x.rows, spec_.width, DType::kF32);
   backend.Linear(
       {.bank = own.gate.get(), .input = rows, .output = hidden, .activation = spec_.activation});
-  backend.MultiplyByGate(hidden, inputs.Columns(int64_t{layer} * spec_.width, spec_.width),
+  const RowsView own_inputs = ctx.division.Own(inputs);
+  backend.MultiplyByGate(hidden, own_inputs.Columns(int64_t{layer} * spec_.width, spec_.width),
                          GateActivation::kNone);
   RowsView rounded = hidden;
   if (ctx.activation != DType::kF32) {
-    rounded = ctx.workspace.Take(x.rows, spec_.width, ctx.activation);
+    rounded = ctx.workspace.Take(own_x.rows, spec_.width, ctx.activation);
     backend.Convert(hidden, rounded);
   }
   const RowsView output = ctx.workspace.TakeDense(x.rows, x.cols, DType::kF32);
-  backend.Linear({.bank = own.down.get(), .input = rounded, .output = output});
-  backend.Norm({.bank = own.norm.get(), .input = output, .output = output});
+  const RowsView own_output = ctx.division.Own(output);
+  backend.Linear({.bank = own.down.get(), .input = rounded, .output = own_output});
+  backend.Norm({.bank = own.norm.get(), .input = own_output, .output = own_output});
+  ctx.division.Gather(backend, output);
   backend.AddScaled(x, output, nullptr, 1.0f);
 }
 

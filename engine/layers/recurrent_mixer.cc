@@ -139,20 +139,39 @@ RowsView RecurrentMixer::RowsOf(StepContext& ctx, const Part& part, const RowsVi
   return rows;
 }
 
+RecurrentMixer::Inputs RecurrentMixer::Gather(StepContext& ctx, const Inputs& own,
+                                              int64_t tokens) const {
+  if (!ctx.division.divided()) return own;
+  const int64_t columns = own.columns.cols, decays = own.decays.cols;
+  const RowsView all = ctx.TakeGathered(tokens, columns + decays + own.strengths.cols, DType::kF32);
+  const auto parts = [&](const RowsView& rows) -> Inputs {
+    return {rows.Columns(0, columns), rows.Columns(columns, decays),
+            rows.Columns(columns + decays, own.strengths.cols)};
+  };
+  const Inputs to = parts(ctx.division.Own(all));
+  ctx.backend.Convert(own.columns, to.columns);
+  ctx.backend.Convert(own.decays, to.decays);
+  if (settings_.delta) ctx.backend.Convert(own.strengths, to.strengths);
+  ctx.division.Gather(ctx.backend, all);
+  return parts(all);
+}
+
 void RecurrentMixer::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
   const Workspace::Scope scope(ctx.workspace);
   Backend& backend = ctx.backend;
-  const RowsView all = ctx.workspace.Take(x.rows, columns_, DType::kF32);
-  projection_.Run(backend, x, all);
+  const RowsView own = ctx.division.Own(x);
+  const RowsView all = ctx.workspace.Take(own.rows, columns_, DType::kF32);
+  projection_.Run(backend, own, all);
   const RowsView gate = RowsOf(ctx, gate_, all);
   const RowsView decays = RowsOf(ctx, decay_, all);
   const RowsView strengths = settings_.delta
                                  ? RowsOf(ctx, strength_, all)
-                                 : ctx.workspace.Take(x.rows, shape_.heads, DType::kF32);
+                                 : ctx.workspace.Take(own.rows, shape_.heads, DType::kF32);
   const int64_t width = 2 * int64_t{shape_.key_width()} + shape_.value_width();
+  const Inputs inputs = Gather(ctx, {all.Columns(0, width), decays, strengths}, x.rows);
   const RowsView mixed = ctx.workspace.Take(x.rows, width, DType::kF32);
-  convolution_.Run(ctx, state_, false, all.Columns(0, width), mixed);
-  const RowsView heads = mixed.Columns(values_, shape_.value_width());
+  convolution_.Run(ctx, state_, false, inputs.columns, mixed);
+  const RowsView outputs = mixed.Columns(values_, shape_.value_width());
   backend.Recurrence({.states = ctx.batch.states.storage,
                       .block = state_,
                       .settings = settings_,
@@ -161,13 +180,14 @@ void RecurrentMixer::Forward(StepContext& ctx, const RowsView& x, const RowsView
                       .skip = skip_ == nullptr ? nullptr : static_cast<const float*>(skip_->data()),
                       .queries = mixed.Columns(queries_, shape_.key_width()),
                       .keys = mixed.Columns(keys_, shape_.key_width()),
-                      .values = heads,
-                      .decays = decays,
-                      .strengths = strengths,
-                      .output = heads});
+                      .values = outputs,
+                      .decays = inputs.decays,
+                      .strengths = inputs.strengths,
+                      .output = outputs});
+  const RowsView heads = ctx.division.Own(outputs);
   const RowsView result = ctx.activation == DType::kF32
                               ? heads
-                              : ctx.workspace.Take(x.rows, heads.cols, ctx.activation);
+                              : ctx.workspace.Take(own.rows, heads.cols, ctx.activation);
   if (gate_first_) {
     backend.MultiplyByGate(heads, gate, gate_activation_);
     backend.Norm({.bank = norm_.get(), .input = heads, .output = result});
@@ -176,7 +196,8 @@ void RecurrentMixer::Forward(StepContext& ctx, const RowsView& x, const RowsView
     backend.MultiplyByGate(heads, gate, gate_activation_);
     if (result.data != heads.data) backend.Convert(heads, result);
   }
-  backend.Linear({.bank = output_.get(), .input = result, .output = output});
+  backend.Linear({.bank = output_.get(), .input = result, .output = ctx.division.Own(output)});
+  ctx.division.Gather(backend, output);
 }
 
 }  // namespace moeserve

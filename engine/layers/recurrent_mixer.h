@@ -41,6 +41,13 @@ class RecurrentMixer : public Branch {
                         const std::vector<LinearPart>& projection,
                         const std::vector<LinearPart>& convolution, int taps,
                         const std::string& bias_name, bool bias);
+  // What the recurrence reads of all tokens: the columns of the convolution, and RecurrenceArgs'
+  // decays and strengths.
+  struct Inputs {
+    RowsView columns, decays, strengths;
+  };
+  // Returns the inputs of all tokens. `own` are those of the rows that this rank computes.
+  Inputs Gather(StepContext& ctx, const Inputs& own, int64_t tokens) const;
   // Returns the rows of a part. `all` are those of the projection.
   static RowsView RowsOf(StepContext& ctx, const Part& part, const RowsView& all);
 

@@ -64,11 +64,15 @@ Result<std::unique_ptr<ShortConvolution>> ShortConvolution::Load(LoadContext& lo
 
 void ShortConvolution::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
   const Workspace::Scope scope(ctx.workspace);
-  const RowsView projected = ctx.workspace.Take(x.rows, 3 * x.cols, DType::kF32);
-  projection_.Run(ctx.backend, x, projected);
+  const RowDivision& division = ctx.division;
+  const RowsView projected = ctx.TakeGathered(x.rows, 3 * x.cols, DType::kF32);
+  projection_.Run(ctx.backend, division.Own(x), division.Own(projected));
+  division.Gather(ctx.backend, projected);
   const RowsView mixed = ctx.workspace.Take(x.rows, x.cols, ctx.activation);
   convolution_.Run(ctx, state_, true, projected, mixed);
-  ctx.backend.Linear({.bank = output_.get(), .input = mixed, .output = output});
+  ctx.backend.Linear(
+      {.bank = output_.get(), .input = division.Own(mixed), .output = division.Own(output)});
+  division.Gather(ctx.backend, output);
 }
 
 }  // namespace moeserve

@@ -25,7 +25,8 @@ Result<LoadedExperts> LoadedExperts::Load(const ModelSpec& spec, const ModelOpti
         .norm = stack->norm,
         .quantization = options.quantization,
         .vocabulary = stack == spec.prediction.get() ? spec.vocab_size : stack->vocab_size,
-        .ranks = &share};
+        .ranks = &share,
+        .keep_fp8 = options.keep_fp8};
     for (const auto& [key, holders] : missing) {
       if (key.first != stack->stack) continue;
       const auto begin = std::chrono::steady_clock::now();

@@ -18,6 +18,7 @@
 #include "engine/step/report_buffer.h"
 #include "engine/step/workspace.h"
 #include "kernels/movable_experts.h"
+#include "kernels/rank_ops.h"
 
 namespace moeserve {
 namespace {
@@ -53,6 +54,12 @@ class KeptRows {
 // Returns null if the device cannot move experts.
 MovableExperts* Movable(LinearBank* bank) { return dynamic_cast<MovableExperts*>(bank); }
 
+bool DividesHead(const ModelSpec& spec, const ModelOptions& options) {
+  if (options.exchange == nullptr || !HasVocabulary(spec.head.kind)) return false;
+  if (options.split_head != SplitChoice::kAuto) return options.split_head == SplitChoice::kOn;
+  return options.exchange->ranks() > 1 && !spec.tie_word_embeddings;
+}
+
 }  // namespace
 
 class Model::Impl {
@@ -61,8 +68,10 @@ class Model::Impl {
       : spec(s),
         options(o),
         backend(b),
+        divides_head(DividesHead(s, o)),
         workspace(b),
         has_states_(!StateShapes(s).empty()),
+        tiers_(b.weight_pages(), o.tiers),
         stack_(spec, o.compute) {
     if (spec.encoder != nullptr) encoder_ = std::make_unique<BlockStack>(*spec.encoder, o.compute);
     if (spec.prediction != nullptr) {
@@ -82,6 +91,7 @@ class Model::Impl {
   StepReport EncodeSources(const Batch& batch, KvCacheStorage& cache, const StepOptions& step);
   void Predict(const Batch& batch, const PredictionSources& sources, KvCacheStorage& cache,
                const StepResults& results);
+  TierCounts tier_counts() const { return tiers_.counts(); }
   const ReportBuffer& reported() { return stack_.reported(); }
   const std::shared_ptr<const ExpertPlacement>& placement() const { return placement_; }
   ExpertPlacement::Blocks MissingExperts(const ExpertPlacement& placement) const;
@@ -90,13 +100,14 @@ class Model::Impl {
   void UsePlacement(std::shared_ptr<const ExpertPlacement> placement, LoadedExperts loaded);
   std::vector<std::shared_ptr<const void>> DropExperts();
   absl::Status CheckFiles() {
-    MOESERVE_RETURN_IF_ERROR(files_in_use_.Check());
+    MOESERVE_RETURN_IF_ERROR(CheckWeights());
     return listener_status_;
   }
 
   const ModelSpec spec;
   const ModelOptions options;
   Backend& backend;
+  const bool divides_head;
   Workspace workspace;
 
  private:
@@ -129,15 +140,24 @@ class Model::Impl {
                      const std::function<void(StepContext&)>& issue,
                      const std::function<void()>& read);
 
+  StepDivision DivisionOf(const Batch& batch) const;
+  // Whether this rank has logits after a step.
+  bool WritesLogits() const { return !divides_head || options.exchange->rank() == 0; }
+
   void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
                   const PredictionSources& sources = {}) {
-    if (options.listener != nullptr) options.listener->BeforeStep(kind, batch, cache, sources);
+    if (options.listener == nullptr) return;
+    options.listener->BeforeStep(kind, batch, cache, sources, DivisionOf(batch));
   }
   // `x`: the residual stream of the step.
   void AfterStep(const RowsView& x) {
     if (options.listener == nullptr) return;
-    listener_status_ =
-        options.listener->AfterStep(backend.rank_ops()->Checksum(x), files_in_use_.Check());
+    listener_status_ = options.listener->AfterStep(backend.rank_ops()->Checksum(x), CheckWeights());
+  }
+  // Returns the first error of the files from which weights are read.
+  absl::Status CheckWeights() {
+    MOESERVE_RETURN_IF_ERROR(files_in_use_.Check());
+    return tiers_.status();
   }
 
   std::unique_ptr<OutputHead> head_;
@@ -149,6 +169,7 @@ class Model::Impl {
   // What was loaded with the experts of the last UsePlacement(), until DropExperts().
   std::shared_ptr<const void> leftovers_;
   WatchedMappings files_in_use_;                 // kept alive by the members below
+  ExpertTiers tiers_;                            // outlives the stacks
   BlockStack stack_;                             // the decoder's, if there is an encoder beside it
   std::unique_ptr<BlockStack> encoder_;          // null if there is only one stack
   std::unique_ptr<PredictionStack> prediction_;  // null if there is none
@@ -171,19 +192,37 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   if (options.exchange != nullptr) {
     placement_ = {std::shared_ptr<const void>(), options.placement};
   }
-  share_ = {options.exchange, options.placement, options.load_watch};
+  share_ = {.exchange = options.exchange,
+            .placement = options.placement,
+            .watch = options.load_watch,
+            .divide_head = divides_head};
   if (share_.exchange != nullptr) load.ranks = &share_;
   load.files_in_use = &files_in_use_;
+  load.tiers = &tiers_;
+  load.keep_fp8 = options.keep_fp8;
   MOESERVE_ASSIGN_OR_RETURN(head_, OutputHead::Load(load, spec));
   const LinearBank* const tied = spec.tie_word_embeddings ? head_->vocabulary() : nullptr;
   MOESERVE_RETURN_IF_ERROR(stack_.Load(load, tied, nullptr));
   if (prediction_ != nullptr) {
     MOESERVE_RETURN_IF_ERROR(prediction_->Load(load, stack_.tokens()));
   }
-  if (encoder_ == nullptr) return absl::OkStatus();
-  load.first_cache_layer = FirstEncoderLayer(spec);
-  load.vocabulary = spec.encoder->vocab_size;
-  return encoder_->Load(load, nullptr, spec.share_embeddings ? &stack_.tokens() : nullptr);
+  if (encoder_ != nullptr) {
+    load.first_cache_layer = FirstEncoderLayer(spec);
+    load.vocabulary = spec.encoder->vocab_size;
+    MOESERVE_RETURN_IF_ERROR(
+        encoder_->Load(load, nullptr, spec.share_embeddings ? &stack_.tokens() : nullptr));
+  }
+  tiers_.FinishLoading(backend.weight_bytes());
+  return absl::OkStatus();
+}
+
+StepDivision Model::Impl::DivisionOf(const Batch& batch) const {
+  if (options.exchange == nullptr) return {};
+  const int ranks = options.exchange->ranks();
+  const bool worth = ranks > 1 && batch.num_tokens() >= ModelOptions::kRowsToDivide * ranks;
+  const bool chosen =
+      options.split_rows == SplitChoice::kAuto ? worth : options.split_rows == SplitChoice::kOn;
+  return {.rows = batch.divide_rows.value_or(chosen), .head = divides_head};
 }
 
 std::vector<LinearBank*> Model::Impl::BanksOf(std::pair<Stack, int> block) const {
@@ -248,7 +287,7 @@ std::vector<std::shared_ptr<const void>> Model::Impl::DropExperts() {
 
 StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& step,
                                 const StepResults& results) {
-  MOESERVE_CHECK(!batch.samples.empty() ||
+  MOESERVE_CHECK(!WritesLogits() || !batch.samples.empty() ||
                      std::ssize(results.logits) >= std::ssize(batch.logit_rows) * RowOutputs(spec),
                  "room for the logits");
   const int64_t num_texts = batch.num_texts();
@@ -267,8 +306,9 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
   inputs.pool_ranges = batch.pool_ranges;
   inputs.samples = batch.samples;
   const StepRows rows = backend.BeginStep(inputs, this, replayable);
-  const RowsView scores = workspace.TakeDense(rows.outputs - std::ssize(batch.text_rows),
-                                              std::max(RowOutputs(spec), 1), DType::kF32);
+  const RowsView scores =
+      workspace.TakeDense(rows.outputs - std::ssize(batch.text_rows),
+                          WritesLogits() ? std::max(RowOutputs(spec), 1) : 1, DType::kF32);
   const RowsView texts =
       workspace.TakeDense(num_texts, std::max(TextOutputs(spec), 1), DType::kF32);
   const RowsView x = prediction_ != nullptr
@@ -315,9 +355,12 @@ StepReport Model::Impl::RunStep(BlockStack& stack, const Batch& batch, KvCacheSt
   }
   reported.Place(tokens, step.report, kept);
   StepContext ctx{backend, workspace, options.compute, batch, cache, reported, {}, {}, {}};
+  if (DivisionOf(batch).rows) ctx.division = RowDivision(tokens, *options.exchange);
+  tiers_.BeginStep();
   backend.RunStep([&] { issue(ctx); });
   if (step.meanwhile) step.meanwhile();
   read();
+  tiers_.EndStep();
   const StepOutcome outcome = backend.FinishStep();
   StepReport report{.failed = outcome.failed, .routes = outcome.routes, .blocks = {}};
   if (step.report.any()) report.blocks = reported.Report(backend, step.report);
@@ -344,7 +387,7 @@ StepReport Model::Impl::EncodeSources(const Batch& batch, KvCacheStorage& cache,
       },
       [&] {
         if (options.listener == nullptr) return;
-        listener_status_ = options.listener->AfterStep(checksum, files_in_use_.Check());
+        listener_status_ = options.listener->AfterStep(checksum, CheckWeights());
       });
 }
 
@@ -362,7 +405,8 @@ void Model::Impl::Predict(const Batch& batch, const PredictionSources& sources,
   inputs.variant = sources.predicted ? 1 : 0;
   const StepRows rows =
       backend.BeginStep(inputs, &predicted_rows_, /*replayable=*/options.exchange == nullptr);
-  const RowsView logits = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
+  const RowsView logits =
+      workspace.TakeDense(rows.outputs, WritesLogits() ? spec.vocab_size : 1, DType::kF32);
   const RowsView x = Kept(predicted_rows_, rows.tokens);
   RunStep(
       prediction_->blocks(), batch, cache, {}, rows.tokens,
@@ -397,6 +441,7 @@ void Model::Impl::IssuePrediction(StepContext& ctx, bool predicted, const RowsVi
 
 void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                               std::span<SampleResult> samples) {
+  if (!WritesLogits()) return;
   const size_t rows = batch.logit_rows.size();
   const auto wanted = [&](size_t row) {
     return batch.samples.empty() || batch.samples[row].row < 0;
@@ -514,9 +559,6 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
     if (backend.rank_ops() == nullptr) {
       return absl::UnimplementedError(Concat("ranks: expected device cpu, found ", backend.name()));
     }
-    if (packed_cache != nullptr) {
-      return absl::UnimplementedError("ranks: the packed cache has no parts of banks yet");
-    }
   }
   auto impl = std::make_unique<Impl>(spec, options, backend);
   const absl::Status loaded = impl->Load(source, packed_cache);
@@ -531,6 +573,19 @@ std::shared_ptr<const ExpertPlacement> Model::placement() const { return impl_->
 
 ExpertPlacement::Blocks Model::MissingExperts(const ExpertPlacement& placement) const {
   return impl_->MissingExperts(placement);
+}
+
+absl::Status Model::CheckTaking(const ExpertPlacement::Blocks& missing) const {
+  for (const auto& [key, holders] : missing) {
+    for (LinearBank* const bank : impl_->BanksOf(key)) {
+      if (Movable(bank) != nullptr && Movable(bank)->CanTake()) continue;
+      return absl::FailedPreconditionError(
+          Concat("block ", key.second, ": experts cannot be moved here, because ",
+                 Movable(bank) == nullptr ? "the device cannot take them"
+                                          : "the block's experts are read from mapped files"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Model::CheckExperts(const LoadedExperts& experts) const {
@@ -579,6 +634,8 @@ void Model::WriteInBackground(std::unique_ptr<PackedCache> packed_cache) {
 
 absl::Status Model::CheckFiles() { return impl_->CheckFiles(); }
 
+TierCounts Model::tier_counts() const { return impl_->tier_counts(); }
+
 int64_t Model::ReportFloatsPerToken(ReportContents contents) const {
   return impl_->reported().Floats(1, contents);
 }
@@ -591,6 +648,7 @@ absl::Status Model::Reserve(int tokens, int logit_rows, KvCacheType cache_type,
 
 const ModelSpec& Model::spec() const { return impl_->spec; }
 const ModelOptions& Model::options() const { return impl_->options; }
+bool Model::divides_head() const { return impl_->divides_head; }
 Backend& Model::backend() const { return impl_->backend; }
 int64_t Model::weight_bytes() const { return impl_->backend.weight_bytes(); }
 

@@ -14,17 +14,24 @@
 #include "engine/step/batch.h"
 #include "engine/step/step_listener.h"
 #include "engine/step/step_report.h"
+#include "engine/tiers/tier_options.h"
 #include "engine/weights/expert_placement.h"
 #include "engine/weights/packed_cache.h"
 #include "kernels/backend.h"
 
 namespace moeserve {
 
+// Whether ranks divide what could also be computed by each of them.
+enum class SplitChoice : uint8_t { kAuto, kOn, kOff };
+
 struct ModelOptions {
   DType compute = DType::kF32;  // kF32 or kBF16: the type of the inputs of matrix products
   // If not kNone, the matrices of experts and projections are stored as integers of this type, an
   // untied LM head as int8 (QuantizationOf()), and `compute` must be kBF16.
   Quantization quantization = Quantization::kNone;
+  // Whether experts whose matrices the files store as FP8 are computed from these numbers and their
+  // scales, if `compute` is kBF16 and the backend stores_fp8(). Otherwise they are rounded to bf16.
+  bool keep_fp8 = false;
   // The ranks that compute the model together, and the experts that each of them has; both must
   // outlive the model. Null: this process computes everything. With ranks, all of them must call
   // the functions of their models in the same order with the same arguments.
@@ -32,6 +39,16 @@ struct ModelOptions {
   const ExpertPlacement* placement = nullptr;
   // Counts what the experts of this rank's model do; must outlive the model. Null: nobody does.
   LoadWatch* load_watch = nullptr;
+  // Whether the ranks divide the rows of a step (RowDivision); kAuto: in steps of at least
+  // kRowsToDivide rows for each rank.
+  SplitChoice split_rows = SplitChoice::kAuto;
+  static constexpr int kRowsToDivide = 8;
+  // Whether each rank computes a range of the vocabulary; then only the leader writes logits.
+  // kAuto: if there are several ranks and the head has a matrix of its own. With kOn and tied
+  // embeddings, a rank has both the whole matrix and its range.
+  SplitChoice split_head = SplitChoice::kAuto;
+  // Of experts that are read from the files of a packed cache.
+  TierOptions tiers = {};
   // Takes part in all steps; must outlive the model. Null: nobody does.
   StepListener* listener = nullptr;
 };
@@ -83,10 +100,15 @@ class Model {
   std::span<const TokenRoutes> CountStep(std::span<const Phase> phase);
 
   // Returns Internal with the file's name if a mapped file that the model reads in place (packed
-  // weights, an embedding table) has lost bytes. Then the results of the last step may be wrong.
+  // weights, an embedding table) has lost bytes, or if an expert that was used for the first time
+  // differs from its checksum. Then the results of the last step may be wrong.
   // Also returns what ModelOptions::listener has returned after the last step. To be called after
   // each Forward(), by the same thread.
   absl::Status CheckFiles();
+
+  // Returns what has been read from files since the model was loaded. Called by the thread that
+  // calls Forward().
+  TierCounts tier_counts() const;
 
   // Returns the number of floats per token that a step must store for its report: the router scores
   // and router inputs that `contents` requests.
@@ -106,6 +128,9 @@ class Model {
   // Returns what this rank holds in `placement`, and has not loaded: the blocks, with this rank as
   // the holder of these experts.
   ExpertPlacement::Blocks MissingExperts(const ExpertPlacement& placement) const;
+  // Returns whether the blocks of `missing` can take experts at all. FailedPrecondition: not if a
+  // block's experts are read from mapped files, or the device cannot.
+  absl::Status CheckTaking(const ExpertPlacement::Blocks& missing) const;
   // Returns whether UsePlacement() can take these experts. FailedPrecondition: not if their weights
   // have another type than those of the block's other experts, or the device cannot.
   absl::Status CheckExperts(const LoadedExperts& experts) const;
@@ -118,6 +143,8 @@ class Model {
 
   const ModelSpec& spec() const;
   const ModelOptions& options() const;
+  // Whether the ranks divide the vocabulary.
+  bool divides_head() const;
   Backend& backend() const;
   int64_t weight_bytes() const;  // bytes as laid out for the backend
 

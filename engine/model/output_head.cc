@@ -1,19 +1,18 @@
 #include "engine/model/output_head.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "base/error_text.h"
+#include "engine/weights/expert_placement.h"
+#include "kernels/rank_ops.h"
 
 namespace moeserve {
 namespace {
 
-RowsView FirstRows(const RowsView& view, int64_t begin, int64_t count) {
-  RowsView part = view;
-  part.data = view.row(begin);
-  part.rows = count;
-  return part;
-}
+// The ranges of the vocabulary begin at multiples of this, so that products have whole tiles.
+constexpr int kColumnsOfRange = 16;
 
 }  // namespace
 
@@ -40,10 +39,17 @@ Result<std::unique_ptr<OutputHead>> OutputHead::Load(LoadContext& load, const Mo
   if (HasVocabulary(spec.head.kind)) {
     const LinearPart part{spec.tie_word_embeddings ? "embed" : "head", spec.vocab_size,
                           spec.head_bias, "head"};
-    MOESERVE_ASSIGN_OR_RETURN(head->matrix_, LoadLinear(load, d, {part}));
-    const LinearBankShape& shape = head->matrix_->shape();
-    if (load.compute == DType::kBF16 && shape.weight_dtype == DType::kBF16 &&
-        shape.quantization == Quantization::kNone && load.backend.rounds_head_input()) {
+    const bool divided = load.ranks != nullptr && load.ranks->divide_head;
+    if (divided) {
+      MOESERVE_ASSIGN_OR_RETURN(head->range_, LoadRange(load, part, d));
+    }
+    if (!divided || spec.tie_word_embeddings) {
+      MOESERVE_ASSIGN_OR_RETURN(head->matrix_, LoadLinear(load, d, {part}));
+    }
+    const Quantization quantization =
+        QuantizationOf(part.prefix + ".weight", {spec.vocab_size, d}, load.quantization);
+    if (load.compute == DType::kBF16 && quantization == Quantization::kNone &&
+        load.backend.rounds_head_input()) {
       head->input_ = DType::kBF16;
     }
   } else if (HasLabels(spec.head.kind)) {
@@ -122,12 +128,38 @@ void OutputHead::RunHead(Backend& backend, Workspace& workspace, const RowsView&
     backend.Convert(last, rounded);
     last = rounded;
   }
-  backend.Linear({.bank = matrix_.get(), .input = last, .output = outputs});
-  if (!HasVocabulary(spec_.head.kind)) return;
-  if (spec_.logit_scale != 1.0) backend.Scale(outputs, static_cast<float>(spec_.logit_scale));
-  if (spec_.logit_soft_cap > 0.0) {
-    backend.SoftCapRows(outputs, static_cast<float>(spec_.logit_soft_cap));
+  if (range_.exchange == nullptr) {
+    backend.Linear({.bank = matrix_.get(), .input = last, .output = outputs});
+    if (HasVocabulary(spec_.head.kind)) Finish(backend, outputs);
+    return;
   }
+  const RowsView part = workspace.TakeDense(rows.rows, range_.width, DType::kF32);
+  if (range_.columns > 0) {
+    const RowsView logits = part.Columns(0, range_.columns);
+    backend.Linear({.bank = range_.matrix.get(), .input = last, .output = logits});
+    Finish(backend, logits);
+  }
+  backend.rank_ops()->GatherColumns(part, outputs, *range_.exchange);
+}
+
+void OutputHead::Finish(Backend& backend, const RowsView& logits) const {
+  if (spec_.logit_scale != 1.0) backend.Scale(logits, static_cast<float>(spec_.logit_scale));
+  if (spec_.logit_soft_cap > 0.0) {
+    backend.SoftCapRows(logits, static_cast<float>(spec_.logit_soft_cap));
+  }
+}
+
+Result<OutputHead::Range> OutputHead::LoadRange(LoadContext& load, const LinearPart& part, int d) {
+  Range range;
+  range.exchange = load.ranks->exchange;
+  const int ranks = range.exchange->ranks();
+  range.width = ((part.out_features + ranks - 1) / ranks + kColumnsOfRange - 1) / kColumnsOfRange *
+                kColumnsOfRange;
+  const int first = range.exchange->rank() * range.width;
+  range.columns = std::clamp(part.out_features - first, 0, range.width);
+  if (range.columns == 0) return range;
+  MOESERVE_ASSIGN_OR_RETURN(range.matrix, LoadLinearOutputs(load, d, part, first, range.columns));
+  return range;
 }
 
 void OutputHead::RunTexts(Backend& backend, Workspace& workspace, const RowsView& rows,
@@ -137,14 +169,14 @@ void OutputHead::RunTexts(Backend& backend, Workspace& workspace, const RowsView
   const bool last = !with_head && dense_.empty();
   RowsView texts =
       last ? outputs : workspace.TakeDense(outputs.rows, spec_.hidden_size, DType::kF32);
-  if (rows.rows > 0) Normalize(backend, rows, FirstRows(texts, 0, rows.rows));
+  if (rows.rows > 0) Normalize(backend, rows, texts.Rows(0, rows.rows));
   if (texts.rows > rows.rows) {
     const RowsView normed = workspace.TakeDense(all.rows, all.cols, DType::kF32);
     Normalize(backend, all, normed);
     backend.PoolRows(
         {.kind = spec_.pooling->kind == PoolingKind::kMax ? PoolKind::kMax : PoolKind::kMean,
          .input = normed,
-         .output = FirstRows(texts, rows.rows, texts.rows - rows.rows)});
+         .output = texts.Rows(rows.rows, texts.rows - rows.rows)});
   }
   if (with_head) return RunHead(backend, workspace, texts, outputs);
   for (const Layer& dense : dense_) {

@@ -21,12 +21,12 @@ class OutputHead {
  public:
   static Result<std::unique_ptr<OutputHead>> Load(LoadContext& load, const ModelSpec& spec);
 
-  // Returns the matrix [V, d] of the vocabulary; null if the head has none.
+  // Returns the matrix [V, d] of the vocabulary; null if the head has none, or only a range of it.
   const LinearBank* vocabulary() const {
     return HasVocabulary(spec_.head.kind) ? matrix_.get() : nullptr;
   }
   // Computes the outputs [n, RowOutputs()] of single rows, f32. `rows` [n, d] f32 are outputs of
-  // the last block.
+  // the last block. If ranks divide the vocabulary (RankShare), only the leader writes `outputs`.
   void RunRows(Backend& backend, Workspace& workspace, const RowsView& rows,
                const RowsView& outputs) const;
   // Writes the rows [n, d] after the final norm, or the rows as they are if there is none.
@@ -41,6 +41,17 @@ class OutputHead {
                 const RowsView& outputs) const;
 
  private:
+  // The range of the vocabulary that this rank computes.
+  struct Range {
+    Exchange* exchange = nullptr;  // null: the ranks do not divide the vocabulary
+    int width = 0;                 // columns of a rank; the last ranks may have fewer
+    int columns = 0;
+    std::unique_ptr<LinearBank> matrix;  // null without columns
+  };
+  static Result<Range> LoadRange(LoadContext& load, const LinearPart& part, int d);
+  // Scales and limits logits, in place.
+  void Finish(Backend& backend, const RowsView& logits) const;
+
   struct Layer {
     std::unique_ptr<LinearBank> matrix;
     ActivationKind activation = ActivationKind::kNone;
@@ -54,8 +65,10 @@ class OutputHead {
   std::unique_ptr<NormBank> final_norm_;  // null if there is none
   Layer layer_;                           // without a matrix if there is none
   std::unique_ptr<NormBank> layer_norm_;  // null if there is none
-  std::unique_ptr<LinearBank> matrix_;    // null if the head has none
-  std::vector<Layer> dense_;              // behind the pooling
+  // Null if the head has none, or if ranks divide it and the embeddings are not tied to it.
+  std::unique_ptr<LinearBank> matrix_;
+  Range range_;
+  std::vector<Layer> dense_;  // behind the pooling
 };
 
 }  // namespace moeserve

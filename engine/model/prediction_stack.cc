@@ -24,7 +24,9 @@ void PredictionStack::Run(StepContext& ctx, const RowsView& hidden, const RowsVi
     const RowsView both = ctx.workspace.TakeDense(x.rows, 2 * d, compute_);
     backend.Convert(embedded, both.Columns(0, d));
     backend.Norm({.bank = hidden_norm_.get(), .input = hidden, .output = both.Columns(d, d)});
-    backend.Linear({.bank = join_.get(), .input = both, .output = x});
+    backend.Linear(
+        {.bank = join_.get(), .input = ctx.division.Own(both), .output = ctx.division.Own(x)});
+    ctx.division.Gather(backend, x);
   }
   stack_.RunBlocks(ctx, x);
 }

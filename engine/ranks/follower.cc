@@ -137,6 +137,11 @@ absl::Status Follower::RunStep(Model& model, const StepMessage& message) {
     batch.page_tables.emplace_back(message.page_tables[i]);
   }
   batch.lengths = message.lengths;
+  batch.divide_rows = message.divide_rows != 0;
+  if (!message.logit_rows.empty() && !model.divides_head()) {
+    return ImpossibleStep("rows of logits, but this rank has no range of the vocabulary");
+  }
+  batch.logit_rows = message.logit_rows;
   if (message.states != 0) {
     const auto states = states_.find(message.states);
     if (states == states_.end()) return ImpossibleStep("unknown states");

@@ -26,7 +26,8 @@ class Follower final : public StepListener {
   absl::Status Run(Model& model);
 
   void Loaded(Model& model) override;
-  void BeforeStep(StepKind, const Batch&, KvCacheStorage&, const PredictionSources&) override {}
+  void BeforeStep(StepKind, const Batch&, KvCacheStorage&, const PredictionSources&,
+                  const StepDivision&) override {}
   absl::Status AfterStep(uint64_t checksum, const absl::Status& own) override;
 
  private:

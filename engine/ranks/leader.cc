@@ -81,7 +81,7 @@ void Leader::PlaceExperts(StepMessage& message) {
 }
 
 void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
-                        const PredictionSources& sources) {
+                        const PredictionSources& sources, const StepDivision& division) {
   if (caches_.emplace(cache.id(), &cache).second) {
     cache.SetObserver(this);
     StorageChange change{.kind = StorageChange::Kind::kNewCache, .storage = cache.id()};
@@ -111,7 +111,9 @@ void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache
                       .snapshot = batch.states.snapshot,
                       .pending = batch.states.pending,
                       .source_rows = {sources.rows.begin(), sources.rows.end()},
-                      .predicted = sources.predicted};
+                      .predicted = sources.predicted,
+                      .divide_rows = division.rows};
+  if (division.head) message.logit_rows = batch.logit_rows;
   PlaceExperts(message);
   for (const std::span<const int32_t> table : batch.page_tables) {
     message.page_tables.emplace_back(table.begin(), table.end());

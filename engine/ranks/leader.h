@@ -39,7 +39,7 @@ class Leader final : public StepListener, public StorageObserver {
 
   void Loaded(Model& model) override;
   void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
-                  const PredictionSources& sources) override;
+                  const PredictionSources& sources, const StepDivision& division) override;
   absl::Status AfterStep(uint64_t checksum, const absl::Status& own) override;
 
   void CopiesPage(uint64_t storage, int table, int32_t from, int32_t to) override;

@@ -38,6 +38,9 @@ void MovingExperts::Prepare(std::shared_ptr<const ExpertPlacement> next) {
     experts_ = absl::FailedPreconditionError(
         "an expert of this rank was not loaded, and it is not known from where to load it");
     loaded_ = true;
+  } else if (absl::Status can = model_.CheckTaking(missing); !can.ok()) {
+    experts_ = std::move(can);
+    loaded_ = true;
   } else {
     Load(std::move(missing));
     if (source_.waits) loader_.join();

@@ -10,7 +10,7 @@ namespace moeserve {
 namespace {
 
 constexpr uint32_t kStepMagic = 0x5073656D;  // "mesP"
-constexpr uint32_t kStepVersion = 1;
+constexpr uint32_t kStepVersion = 3;
 
 struct StepHeader {
   uint32_t magic = kStepMagic;
@@ -204,6 +204,16 @@ void GetBatchFields(FieldReader& in, const StepLimits& limits, StepMessage& m) {
   m.pending = in.ArrayOf<int32_t>("pending rows", tokens, true);
   m.source_rows = in.ArrayOf<int32_t>("source rows", tokens, true);
   m.predicted = in.Get<uint8_t>("predicted");
+  m.divide_rows = in.Get<uint8_t>("division of rows");
+  m.logit_rows = in.Array<int32_t>("rows of logits", static_cast<int64_t>(tokens));
+  for (size_t i = 0; i < m.logit_rows.size(); ++i) {
+    const int32_t least = i == 0 ? 0 : m.logit_rows[i - 1] + 1;
+    if (m.logit_rows[i] < least || static_cast<size_t>(m.logit_rows[i]) >= tokens) {
+      in.Fail("row of logits", Concat(least, " to ", tokens, " exclusive"),
+              Concat(m.logit_rows[i]));
+      break;
+    }
+  }
   const size_t controls = in.Count("controls", limits.sequences, 1);
   if (in.ok() && controls != 0 && controls != sequences) {
     in.Fail("controls", Concat(sequences), Concat(controls));
@@ -250,6 +260,8 @@ std::string Serialize(const StepMessage& m) {
   body.Add(m.pending);
   body.Add(m.source_rows);
   body.Add(m.predicted);
+  body.Add(m.divide_rows);
+  body.Add(m.logit_rows);
   body.Add(static_cast<uint64_t>(m.controls.size()));
   for (const std::optional<RoutingChange>& control : m.controls) AddRoutingChange(body, control);
   body.Add(m.placement_version);

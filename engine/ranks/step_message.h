@@ -46,8 +46,9 @@ struct ExpertMove {
   bool operator==(const ExpertMove&) const = default;
 };
 
-// A step as the followers need it: they return no logits, so the message has neither logit rows nor
-// samples. The arrays are those of Batch and of PredictionSources.
+// A step as the followers need it: they return no logits, so the message has no samples, and logit
+// rows only if the ranks divide the vocabulary. The arrays are those of Batch and of
+// PredictionSources.
 struct StepMessage {
   enum class Kind : uint8_t {
     kForward,
@@ -71,6 +72,8 @@ struct StepMessage {
   std::vector<int32_t> state_slots = {}, keep = {}, snapshot = {}, pending = {};
   std::vector<int32_t> source_rows = {};  // kPredict
   uint8_t predicted = 0;
+  uint8_t divide_rows = 0;               // Batch::divide_rows
+  std::vector<int32_t> logit_rows = {};  // ascending
   // The version of the placement of experts in this step and those that follow.
   uint32_t placement_version = 1;
   // If not 0: the version of the placement after `moves`, which the ranks prepare from now on. It

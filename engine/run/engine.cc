@@ -65,7 +65,7 @@ absl::Status EngineImpl::Submit(std::vector<Request> requests,
   const int count = static_cast<int>(sequences.size());
   const int prompt = sequences.front()->prompt_length();
   const MutexLock lock(mutex_);
-  if (draining_ || stop_) return absl::UnavailableError("the server is shutting down");
+  if (draining_ || stop_) return ShutDownStatus();
   if (!stats_.healthy) return absl::UnavailableError("the engine has stopped");
   if (queued_seqs_ + count > options_.max_queued_seqs ||
       queued_tokens_ + prompt > options_.max_queued_tokens) {
@@ -126,6 +126,14 @@ void EngineImpl::Shutdown() {
   if (thread_.joinable()) thread_.join();
 }
 
+void EngineImpl::Break(absl::Status reason) {
+  const MutexLock lock(mutex_);
+  if (!break_reason_.ok()) return;
+  break_reason_ = std::move(reason);
+  stats_.healthy = false;
+  wake_.notify_one();
+}
+
 void EngineImpl::Loop() {
   pthread_setname_np(pthread_self(), "engine");  // for ps, top and debuggers
   while (TakeWork()) {
@@ -144,7 +152,8 @@ void EngineImpl::Loop() {
 bool EngineImpl::TakeWork() {
   MutexLock lock(mutex_);
   const auto has_news = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stop_ || cancel_all_ || !submitted_.empty() || !cancel_requests_.empty();
+    return stop_ || cancel_all_ || !submitted_.empty() || !cancel_requests_.empty() ||
+           (broken_.ok() && !break_reason_.ok());
   };
   const auto nothing_left = [this] {
     return scheduler_.waiting().empty() && scheduler_.running().empty();
@@ -165,6 +174,7 @@ bool EngineImpl::TakeWork() {
   cancelled_.insert(cancel_requests_.begin(), cancel_requests_.end());
   cancel_requests_.clear();
   shutting_down_ = cancel_all_;
+  if (broken_.ok()) broken_ = break_reason_;
   if (cancel_all_) cancelled_.insert(sinks_.begin(), sinks_.end());
   const bool over = stop_ && nothing_left();
   if (cancel_all_ && !stop_) cancel_all_ = !nothing_left();
@@ -180,8 +190,8 @@ void EngineImpl::AbortExpired() {
     if (!broken_.ok()) {
       ended.emplace_back(s, broken_);
     } else if (Cancelled(*s)) {
-      ended.emplace_back(s, shutting_down_ ? absl::UnavailableError("the server is shutting down")
-                                           : absl::CancelledError("the request was cancelled"));
+      ended.emplace_back(
+          s, shutting_down_ ? ShutDownStatus() : absl::CancelledError("the request was cancelled"));
     } else if (s->request.deadline <= now &&
                (s->beams == nullptr ? s->generated() : s->beams->search.length()) > 0) {
       cut.push_back(s);

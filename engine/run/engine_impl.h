@@ -125,6 +125,7 @@ class EngineImpl final : public Engine {
   void Cancel(const TokenSink* sink) override;
   bool Drain(absl::Time deadline) override;
   void Shutdown() override;
+  void Break(absl::Status reason) override;
   EngineStats Stats() const override {
     const MutexLock lock(mutex_);
     return stats_;
@@ -165,7 +166,7 @@ class EngineImpl final : public Engine {
   void AbortExpired();
   void Admit();
   void Step();
-  // Ends all requests because files of the model were damaged.
+  // Ends all requests because of broken_.
   void StopBroken();
   // Computes sources that sequences need next. Returns whether there were some.
   bool EncodeSources();
@@ -310,8 +311,8 @@ class EngineImpl final : public Engine {
   std::unordered_set<const TokenSink*> cancelled_;
   bool shutting_down_ = false;  // cancelled_ has all requests, because the engine stops
   EngineHistograms histograms_;
-  // Not OK once a file that the model reads in place has been damaged: no request can be computed
-  // any more.
+  // Not OK once no request can be computed any more: a file that the model reads in place was
+  // damaged, a rank was lost, or Break() was called.
   absl::Status broken_;
 
   // Written by the engine thread; read without a lock, because a thread that is stuck could hold
@@ -323,6 +324,7 @@ class EngineImpl final : public Engine {
   std::condition_variable wake_;
   std::condition_variable idle_;
   std::deque<SequencePtr> submitted_ ABSL_GUARDED_BY(mutex_);
+  absl::Status break_reason_ ABSL_GUARDED_BY(mutex_);  // of Break()
   // Only of requests that have not ended.
   std::vector<const TokenSink*> cancel_requests_ ABSL_GUARDED_BY(mutex_);
   // Of the requests that have not ended.

@@ -24,6 +24,9 @@ void EngineStats::AddCounters(const EngineStats& other) {
   rejected_queue_full += other.rejected_queue_full;
   rejected_queue_timeout += other.rejected_queue_timeout;
   steps += other.steps;
+  tiers.hit_bytes += other.tiers.hit_bytes;
+  tiers.read_bytes += other.tiers.read_bytes;
+  tiers.stall_seconds += other.tiers.stall_seconds;
   last_step = std::max(last_step, other.last_step);
   histograms.Add(other.histograms);
 }

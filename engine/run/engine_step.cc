@@ -127,6 +127,7 @@ void EngineImpl::Step() {
   stats_.forward_seconds += forward_seconds;
   stats_.step_seconds += step_seconds;
   stats_.histograms = histograms_;
+  stats_.tiers = model_->tier_counts();
 }
 
 bool EngineImpl::EncodeSources() {

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "engine/spec/spec.h"
 #include "kernels/base/dtype.h"
+#include "kernels/base/fp8_matrix.h"
 #include "kernels/base/host_tensor.h"
 #include "kernels/base/quantize.h"
 
@@ -70,6 +71,14 @@ class WeightSource {
                                                               Quantization type) {
     (void)name, (void)shape, (void)type;
     return std::optional<QuantizedMatrix>();
+  }
+
+  // Returns the matrix as stored if its elements are FP8 numbers, of which kFp8ScaleInputs adjacent
+  // ones of a row have the same scale; otherwise nullopt.
+  virtual Result<std::optional<Fp8Matrix>> GetFp8(std::string_view name,
+                                                  const std::vector<int64_t>& shape) {
+    (void)name, (void)shape;
+    return std::optional<Fp8Matrix>();
   }
 
   // Returns the elements of a tensor of ids (TensorRequirement::ids). InvalidArgument if an integer

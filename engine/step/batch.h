@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -64,6 +65,8 @@ struct Batch {
   // Indexed like ModelSpec::blocks: routes that replace the router's choice in that block; null:
   // the router chooses. Empty: the router chooses in every block.
   std::vector<const GivenRoutes*> given;
+  // Whether the ranks divide the rows of the step (RowDivision); nullopt: as ModelOptions say.
+  std::optional<bool> divide_rows;
 
   int num_tokens() const { return static_cast<int>(tokens.size()); }
   int64_t num_texts() const { return std::ssize(text_rows) + std::ssize(pool_ranges); }

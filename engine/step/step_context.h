@@ -6,6 +6,7 @@
 
 #include "engine/step/batch.h"
 #include "engine/step/report_buffer.h"
+#include "engine/step/row_division.h"
 #include "engine/step/workspace.h"
 #include "kernels/backend.h"
 
@@ -80,8 +81,33 @@ struct StepContext {
     if (!left.has_value()) return f(nullptr);
     return left->With([&f](const AddNormArgs& norm) { return f(&norm); });
   }
+  // Returns memory for rows of which other ranks compute a part: RowDivision::Gather() takes no
+  // padding.
+  RowsView TakeGathered(int64_t rows, int64_t cols, DType dtype) {
+    return division.divided() ? workspace.TakeDense(rows, cols, dtype)
+                              : workspace.Take(rows, cols, dtype);
+  }
+  // Computes what `left_norm` describes, for an operation that reads some of the rows.
+  void RunLeftNorm() {
+    WithLeftNorm([this](const AddNormArgs* norm) {
+      if (norm != nullptr) backend.AddNorm(*norm);
+    });
+  }
+  // Must be called before the output of an operation that takes `left_norm` is taken from the
+  // workspace. If it reads the rows of this rank only, the norm is computed here. Otherwise, a
+  // backend can compute few rows at once only if it may write the output while it still reads the
+  // experts' results; of many rows, these would take too much memory.
+  void PrepareLeftNorm(const RowDivision& rows) {
+    constexpr int64_t kFewRows = 8;
+    if (rows.divided()) return RunLeftNorm();
+    if (left_norm.has_value() && left_norm->sum.has_value() && left_norm->x.rows <= kFewRows) {
+      workspace.Keep(left_norm->sum->results);
+    }
+  }
   // What the experts of an attention must do before it (AttentionArgs::append); null: nothing.
   const NormRopeAppendArgs* left_append = nullptr;
+  // How the ranks divide what treats rows alone. Inputs and outputs of layers have all rows.
+  RowDivision division = {};
 };
 
 }  // namespace moeserve

@@ -20,6 +20,12 @@ struct PredictionSources {
 
 class Model;
 
+// What the ranks divide in a step beside the experts.
+struct StepDivision {
+  bool rows = false;  // RowDivision
+  bool head = false;  // the vocabulary: every rank computes a range of the logits
+};
+
 // Called by the thread that runs the model.
 class StepListener {
  public:
@@ -28,7 +34,7 @@ class StepListener {
   virtual void Loaded(Model& /*model*/) {}
   // Called before the step does anything. `sources` is empty unless `kind` is kPredict.
   virtual void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
-                          const PredictionSources& sources) = 0;
+                          const PredictionSources& sources, const StepDivision& division) = 0;
   // Called after the step with a checksum of its residual stream and what this rank has found
   // (Model::CheckFiles()). Returns an error if the results of the step must not be used.
   virtual absl::Status AfterStep(uint64_t checksum, const absl::Status& own) = 0;

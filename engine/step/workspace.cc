@@ -18,6 +18,18 @@ RowsView Workspace::TakeDense(int64_t rows, int64_t cols, DType dtype) {
   return TakeStrided(rows, cols, cols, dtype);
 }
 
+void Workspace::Keep(const RowsView& rows) {
+  const char* const end = rows.row(rows.rows);
+  for (size_t i = chunk_; i < chunks_.size(); ++i) {
+    const auto* const begin = static_cast<const char*>(chunks_[i]->data());
+    if (rows.data < begin || end > begin + chunks_[i]->bytes()) continue;
+    const size_t used = (static_cast<size_t>(end - begin) + 127) / 128 * 128;
+    used_ = i == chunk_ ? std::max(used_, used) : used;
+    chunk_ = i;
+    return;
+  }
+}
+
 RowsView Workspace::TakeStrided(int64_t rows, int64_t cols, int64_t stride, DType dtype) {
   const size_t bytes = (static_cast<size_t>(rows * stride) * SizeOf(dtype) + 127) / 128 * 128;
   while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_]->bytes()) {

@@ -22,6 +22,10 @@ class Workspace {
   // Returns a buffer [rows, cols] without padding: the rows are contiguous.
   RowsView TakeDense(int64_t rows, int64_t cols, DType dtype);
 
+  // Keeps the memory of a buffer that has been released, until the scope ends: later buffers do not
+  // share it. Memory of others than this object has no effect.
+  void Keep(const RowsView& rows);
+
   // On destruction, releases all buffers taken since construction.
   class Scope {
    public:

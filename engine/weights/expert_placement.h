@@ -64,6 +64,7 @@ struct RankShare {
   Exchange* exchange = nullptr;
   const ExpertPlacement* placement = nullptr;  // may change between steps
   LoadWatch* watch = nullptr;                  // counts the steps; null: nobody does
+  bool divide_head = false;                    // every rank has a range of the vocabulary's matrix
 
   bool Holds(Stack stack, int block, int expert) const {
     const HolderSet holders = placement->holders(stack, block)[static_cast<size_t>(expert)];

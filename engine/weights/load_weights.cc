@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "engine/tiers/expert_tiers.h"
 #include "engine/weights/expert_placement.h"
 
 namespace moeserve {
@@ -20,19 +21,35 @@ DType StoredType(const LoadContext& load, const std::vector<HostTensor>& tensors
 }
 
 // Returns the bank for `key` from the packed cache. If the cache lacks it, loads it with `load_it`
-// and stores it in the cache.
+// and, if it has all experts, stores it in the cache. `routed` is that of LoadBank().
 template <typename LoadIt>
-Result<std::unique_ptr<LinearBank>> CachedBank(LoadContext& load, const PackedBankKey& key,
-                                               const LoadIt& load_it) {
+Result<std::unique_ptr<LinearBank>> FindOrLoad(LoadContext& load, const PackedBankKey& key,
+                                               const RoutedExperts* routed, const LoadIt& load_it) {
   if (load.packed_cache == nullptr) return load_it();
-  if (std::unique_ptr<LinearBank> bank = load.packed_cache->Find(key)) {
-    if (load.files_in_use != nullptr) load.files_in_use->Add(bank->packed_bytes().data());
-    return bank;
+  const bool later = routed != nullptr && load.tiers != nullptr;
+  const std::vector<bool> here = routed != nullptr ? routed->here : std::vector<bool>();
+  if (CachedBank found = load.packed_cache->Find(key, !later, here); found.bank != nullptr) {
+    if (load.files_in_use != nullptr) load.files_in_use->Add(found.experts->owner()->data());
+    if (later) {
+      load.tiers->Add(found.bank.get(), std::move(found.experts), here);
+    } else if (load.tiers != nullptr) {
+      load.tiers->AddDense(std::move(found.experts));
+    }
+    return std::move(found.bank);
   }
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, load_it());
   MOESERVE_RETURN_IF_ERROR(load.source.Check());  // zeros of a damaged file must not be kept
-  load.packed_cache->Store(key, *bank);
+  if (here.empty()) load.packed_cache->Store(key, *bank);
   return bank;
+}
+
+// Returns the part [first, first + count) of the first dimension.
+HostTensor RowsOf(const HostTensor& tensor, int64_t first, int64_t count) {
+  HostTensor part = tensor;
+  const int64_t row = tensor.size() / tensor.shape[0] * static_cast<int64_t>(SizeOf(tensor.dtype));
+  part.data = static_cast<const char*>(tensor.data) + first * row;
+  part.shape[0] = count;
+  return part;
 }
 
 // One matrix to be loaded into a bank, as integers with scales or as floating-point numbers.
@@ -91,15 +108,57 @@ Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape sh
   return FilledBank(load, std::move(shape), weights);
 }
 
+// One matrix of a bank: the expert and whether it is the gate.
+struct BankMatrix {
+  size_t expert;
+  bool gate;
+  std::string name;  // of its tensors, without ".weight" or ".bias"
+
+  LinearBank::Half half() const { return gate ? LinearBank::Half::kGate : LinearBank::Half::kMain; }
+};
+
+// Returns a bank of FP8 with these matrices; null if the run or the files do not permit it.
+Result<std::unique_ptr<LinearBank>> Fp8Bank(LoadContext& load, LinearBankShape shape,
+                                            const std::vector<BankMatrix>& matrices) {
+  if (!load.keep_fp8 || load.compute != DType::kBF16 || !load.backend.stores_fp8() ||
+      shape.quantization != Quantization::kNone || matrices.empty()) {
+    return std::unique_ptr<LinearBank>();
+  }
+  std::vector<Fp8Matrix> numbers;
+  for (const BankMatrix& m : matrices) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        std::optional<Fp8Matrix> matrix,
+        load.source.GetFp8(m.name + ".weight", {shape.out_features[m.expert],
+                                                shape.in_features_of(static_cast<int>(m.expert))}));
+    if (!matrix.has_value()) return std::unique_ptr<LinearBank>();
+    numbers.push_back(*std::move(matrix));
+  }
+  shape.weight_dtype = DType::kBF16;
+  shape.fp8 = true;
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
+                            load.backend.NewLinearBank(std::move(shape)));
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    bank->LoadFp8(static_cast<int>(matrices[i].expert), matrices[i].half(), 0, numbers[i]);
+  }
+  if (!bank->holds_weights()) bank.reset();
+  return bank;
+}
+
 }  // namespace
 
-std::vector<int> LoadContext::LoadedWidths(std::vector<int> widths, const ModelSpec& model,
-                                           int block) const {
-  if (ranks == nullptr) return widths;
+std::vector<int> RoutedExperts::WidthsHere(std::vector<int> widths) const {
   for (size_t e = 0; e < widths.size(); ++e) {
-    if (!ranks->Holds(model.stack, block, static_cast<int>(e))) widths[e] = 0;
+    if (!IsHere(e)) widths[e] = 0;
   }
   return widths;
+}
+
+RoutedExperts LoadContext::ExpertsOf(const ModelSpec& model, int block) const {
+  RoutedExperts experts;
+  if (ranks == nullptr) return experts;
+  const int places = static_cast<int>(ranks->placement->holders(model.stack, block).size());
+  for (int e = 0; e < places; ++e) experts.here.push_back(ranks->Holds(model.stack, block, e));
+  return experts;
 }
 
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
@@ -119,7 +178,7 @@ Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_feature
     shape.bias = shape.bias || p.bias;
   }
   shape.out_features = {total};
-  return CachedBank(load, key, [&]() -> Result<std::unique_ptr<LinearBank>> {
+  return FindOrLoad(load, key, nullptr, [&]() -> Result<std::unique_ptr<LinearBank>> {
     std::vector<Weight> weights;
     int row = 0;
     for (const LinearPart& p : parts) {
@@ -139,6 +198,32 @@ Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_feature
     }
     return bank;
   });
+}
+
+Result<std::unique_ptr<LinearBank>> LoadLinearOutputs(LoadContext& load, int in_features,
+                                                      const LinearPart& part, int first,
+                                                      int count) {
+  const std::string name = part.prefix + ".weight";
+  LinearBankShape shape{.in_features = {in_features}, .out_features = {count}, .bias = part.bias};
+  shape.quantization = QuantizationOf(name, {part.out_features, in_features}, load.quantization);
+  Weight weight{0, LinearBank::Half::kMain, 0, std::nullopt, {}};
+  MOESERVE_RETURN_IF_ERROR(
+      Fetch(load, name, part.out_features, in_features, shape.quantization, weight));
+  if (weight.integers.has_value()) {
+    QuantizedMatrix& matrix = *weight.integers;
+    matrix.values += first * QuantRowBytes(matrix.type, matrix.columns);
+    matrix.scales += first * QuantScales(matrix.type, matrix.columns);
+    matrix.rows = count;
+  } else {
+    weight.numbers = RowsOf(weight.numbers, first, count);
+  }
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load, shape, {weight}, false));
+  if (part.bias) {
+    MOESERVE_ASSIGN_OR_RETURN(const HostTensor bias,
+                              load.source.Get(part.bias_name(), {part.out_features}));
+    bank->LoadBias(0, LinearBank::Half::kMain, 0, RowsOf(bias, first, count));
+  }
+  return bank;
 }
 
 Result<StackedLinear> StackedLinear::Load(LoadContext& load, int in_features,
@@ -165,17 +250,21 @@ Result<StackedLinear> StackedLinear::Load(LoadContext& load, int in_features,
   return linear;
 }
 
-void StackedLinear::Run(Backend& backend, const RowsView& input, const RowsView& output) const {
+void StackedLinear::Run(Backend& backend, const RowsView& input, const RowsView& output,
+                        const AddNormArgs* norm) const {
   for (const Product& p : products_) {
     backend.Linear({.bank = p.bank.get(),
                     .input = input,
-                    .output = output.Columns(p.first_column, p.columns)});
+                    .output = output.Columns(p.first_column, p.columns),
+                    .norm = norm});
+    norm = nullptr;
   }
 }
 
 Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vector<int>& in_features,
                                              const std::vector<int>& out_features,
-                                             const BankNames& names, bool bias) {
+                                             const BankNames& names, bool bias,
+                                             const RoutedExperts* routed) {
   const bool gated = names.gate.has_value();
   const size_t experts = names.prefixes.size();
   const auto tensor = [&](size_t e, bool gate) {
@@ -188,10 +277,10 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
       tensor(some, false) + ".weight", {out_features[some], in_features[some % in_features.size()]},
       load.quantization);
   // The experts and halves of the matrices: `main` of every expert, then `gate` of every expert.
-  std::vector<std::pair<size_t, bool>> matrices;
+  std::vector<BankMatrix> matrices;
   for (const bool gate : {false, true}) {
     for (size_t e = 0; e < experts && (gated || !gate); ++e) {
-      if (out_features[e] > 0) matrices.emplace_back(e, gate);
+      if (out_features[e] > 0) matrices.push_back({e, gate, tensor(e, gate)});
     }
   }
   PackedBankKey key;
@@ -201,24 +290,32 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
   key.shape.gated = gated;
   key.shape.bias = bias;
   key.shape.quantization = quantization;
-  for (const auto& [e, gate] : matrices) key.tensors.push_back(tensor(e, gate) + ".weight");
-  return CachedBank(load, key, [&]() -> Result<std::unique_ptr<LinearBank>> {
-    std::vector<Weight> weights;
-    for (const auto& [e, gate] : matrices) {
-      const LinearBank::Half half = gate ? LinearBank::Half::kGate : LinearBank::Half::kMain;
-      Weight w{static_cast<int>(e), half, 0, std::nullopt, {}};
-      MOESERVE_RETURN_IF_ERROR(Fetch(load, tensor(e, gate) + ".weight", out_features[e],
-                                     in_features[e % in_features.size()], quantization, w));
-      weights.push_back(std::move(w));
+  for (const BankMatrix& m : matrices) key.tensors.push_back(m.name + ".weight");
+  return FindOrLoad(load, key, routed, [&]() -> Result<std::unique_ptr<LinearBank>> {
+    LinearBankShape shape = key.shape;
+    if (routed != nullptr) {
+      shape.out_features = routed->WidthsHere(out_features);
+      if (in_features.size() > 1) shape.in_features = routed->WidthsHere(in_features);
     }
-    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
-                              BankOf(load, key.shape, weights, true));
-    for (const Weight& w : weights) {
+    std::erase_if(matrices,
+                  [&shape](const BankMatrix& m) { return shape.out_features[m.expert] == 0; });
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, Fp8Bank(load, shape, matrices));
+    if (bank == nullptr) {
+      std::vector<Weight> weights;
+      for (const BankMatrix& m : matrices) {
+        Weight w{static_cast<int>(m.expert), m.half(), 0, std::nullopt, {}};
+        MOESERVE_RETURN_IF_ERROR(Fetch(load, m.name + ".weight", out_features[m.expert],
+                                       in_features[m.expert % in_features.size()], quantization,
+                                       w));
+        weights.push_back(std::move(w));
+      }
+      MOESERVE_ASSIGN_OR_RETURN(bank, BankOf(load, std::move(shape), weights, true));
+    }
+    for (const BankMatrix& m : matrices) {
       if (!bias) break;
-      const auto e = static_cast<size_t>(w.expert);
-      const std::string name = tensor(e, w.half == LinearBank::Half::kGate) + ".bias";
-      MOESERVE_ASSIGN_OR_RETURN(HostTensor b, load.source.Get(name, {out_features[e]}));
-      bank->LoadBias(w.expert, w.half, 0, b);
+      MOESERVE_ASSIGN_OR_RETURN(HostTensor b,
+                                load.source.Get(m.name + ".bias", {out_features[m.expert]}));
+      bank->LoadBias(static_cast<int>(m.expert), m.half(), 0, b);
     }
     return bank;
   });

@@ -21,6 +21,16 @@ struct RelativeBiases {
 };
 
 struct RankShare;
+class ExpertTiers;
+
+// The experts of a routed block.
+struct RoutedExperts {
+  std::vector<bool> here;  // [E] those that are loaded; empty: all
+
+  bool IsHere(size_t expert) const { return here.empty() || here[expert]; }
+  // Returns the widths with 0 for experts that are not loaded.
+  std::vector<int> WidthsHere(std::vector<int> widths) const;
+};
 
 struct LoadContext {
   WeightSource& source;
@@ -38,9 +48,14 @@ struct LoadContext {
   WatchedMappings* files_in_use = nullptr;
   // The experts that are loaded; null: all.
   const RankShare* ranks = nullptr;
+  bool keep_fp8 = false;  // ModelOptions::keep_fp8
 
-  // Returns the widths of a routed block's experts with 0 for those that are not loaded.
-  std::vector<int> LoadedWidths(std::vector<int> widths, const ModelSpec& model, int block) const;
+  // Receives the banks of routed experts that are read from files; null: such files are read and
+  // checked when they are opened, like those of other banks.
+  ExpertTiers* tiers = nullptr;
+
+  // `block` is an index in ModelSpec::blocks.
+  RoutedExperts ExpertsOf(const ModelSpec& model, int block) const;
 };
 
 // One of several weights that are stacked along the output axis into a single product.
@@ -58,13 +73,20 @@ struct LinearPart {
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
                                                const std::vector<LinearPart>& parts);
 
+// Loads the outputs [first, first + count), at least one, of such a layer with a single part.
+// Without a packed cache.
+Result<std::unique_ptr<LinearBank>> LoadLinearOutputs(LoadContext& load, int in_features,
+                                                      const LinearPart& part, int first, int count);
+
 // A dense linear layer whose parts may have different types of weights. Immutable after loading.
 class StackedLinear {
  public:
   // The outputs are those of `parts`, one after the other.
   static Result<StackedLinear> Load(LoadContext& load, int in_features,
                                     const std::vector<LinearPart>& parts);
-  void Run(Backend& backend, const RowsView& input, const RowsView& output) const;
+  // `norm` is that of LinearArgs.
+  void Run(Backend& backend, const RowsView& input, const RowsView& output,
+           const AddNormArgs* norm = nullptr) const;
 
  private:
   struct Product {
@@ -83,10 +105,12 @@ struct BankNames {
   std::optional<std::string> gate;  // "gate"
 };
 // Loads a bank with one matrix per expert. in_features has one value per expert, or one for all
-// experts.
+// experts. `routed`: the bank is used with routing plans only, and lacks the matrices of experts
+// that are not here. Null: it has all.
 Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vector<int>& in_features,
                                              const std::vector<int>& out_features,
-                                             const BankNames& names, bool bias);
+                                             const BankNames& names, bool bias,
+                                             const RoutedExperts* routed = nullptr);
 
 // Loads norms of the kind NormSpec::kind, one per prefix: tensor prefixes[g] + ".weight"
 // [widths[g]], for layer norms also ".bias".

@@ -6,9 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <bit>
 #include <cerrno>
-#include <cstring>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -21,23 +19,6 @@ namespace moeserve {
 namespace {
 
 namespace fs = std::filesystem;
-
-static_assert(std::endian::native == std::endian::little, "files hold integers as memory does");
-
-constexpr char kMagic[8] = {'m', 'o', 'e', 'p', 'a', 'c', 'k', '\n'};
-constexpr uint32_t kVersion = 1;
-constexpr size_t kPage = 4096;  // the payload begins at a multiple of this many bytes
-
-struct Prefix {
-  char magic[8];
-  uint32_t version;
-  uint32_t weight_dtype;
-  uint64_t payload_bytes;
-  uint64_t payload_checksum;
-  uint32_t key_bytes;
-  uint32_t zero;
-};
-static_assert(sizeof(Prefix) == 40);
 
 std::string SystemMessage(int error) { return std::generic_category().message(error); }
 
@@ -57,46 +38,11 @@ std::string NumberList(const std::vector<int>& numbers) {
   return text + '\n';
 }
 
-size_t HeaderBytes(size_t key_bytes) {
-  return (sizeof(Prefix) + key_bytes + sizeof(uint64_t) + kPage - 1) / kPage * kPage;
-}
-
-std::string Header(const std::string& key, DType weight_dtype, uint64_t payload_bytes,
-                   uint64_t payload_checksum) {
-  Prefix prefix{};
-  std::memcpy(prefix.magic, kMagic, sizeof kMagic);
-  prefix.version = kVersion;
-  prefix.weight_dtype = static_cast<uint32_t>(weight_dtype);
-  prefix.payload_bytes = payload_bytes;
-  prefix.payload_checksum = payload_checksum;
-  prefix.key_bytes = static_cast<uint32_t>(key.size());
-  std::string header(HeaderBytes(key.size()), '\0');
-  std::memcpy(header.data(), &prefix, sizeof prefix);
-  std::memcpy(header.data() + sizeof prefix, key.data(), key.size());
-  const size_t covered = header.size() - sizeof(uint64_t);
-  const uint64_t checksum = PackedChecksum({header.data(), covered});
-  std::memcpy(header.data() + covered, &checksum, sizeof checksum);
-  return header;
-}
-
-// Returns whether the header of `file` is valid, its checksum included. The key may be another
-// bank's.
-bool HasIntactHeader(std::string_view file) {
-  Prefix prefix;
-  std::memcpy(&prefix, file.data(), sizeof prefix);
-  const size_t size = HeaderBytes(prefix.key_bytes);
-  if (std::memcmp(prefix.magic, kMagic, sizeof kMagic) != 0 || size > file.size()) return false;
-  const size_t covered = size - sizeof(uint64_t);
-  uint64_t checksum;
-  std::memcpy(&checksum, file.data() + covered, sizeof checksum);
-  return checksum == PackedChecksum({file.data(), covered});
-}
-
-// Returns the weights' stored type that a file's prefix names, or nullopt if this run cannot use
+// Returns the weights' stored type that a file names, or nullopt if this run cannot use
 // that type.
-std::optional<DType> WeightDType(const Prefix& prefix, const PackedBankKey& key) {
+std::optional<DType> WeightDType(uint32_t stored, const PackedBankKey& key) {
   for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
-    if (prefix.weight_dtype != static_cast<uint32_t>(type)) continue;
+    if (stored != static_cast<uint32_t>(type)) continue;
     const bool bf16_only =
         key.shape.quantization != Quantization::kNone || key.compute == DType::kBF16;
     if (type == DType::kBF16 || !bf16_only) return type;
@@ -135,11 +81,17 @@ bool IsSameFile(int fd, const fs::path& path) {
          open_file.st_ino == named.st_ino;
 }
 
-// Writes `header` and `payload` to a temporary file, then renames the temporary file to `path`. A
+// The bytes of a file, and zeros that follow each of them.
+struct FilePart {
+  std::span<const char> bytes;
+  size_t zeros = 0;
+};
+
+// Writes the parts to a temporary file, then renames the temporary file to `path`. A
 // writer locks the temporary file first. If a process dies while writing, the temporary file is
 // left behind, and the next writer overwrites it. Returns false if another process holds the lock.
 // Otherwise returns true, with `error` 0 or errno.
-bool Replace(const fs::path& path, std::string_view header, std::span<const char> payload,
+bool Replace(const fs::path& path, std::span<const FilePart> parts,
              const std::function<bool()>& stopped, int& error) {
   error = 0;
   const fs::path temporary = path.string() + ".new";
@@ -157,8 +109,11 @@ bool Replace(const fs::path& path, std::string_view header, std::span<const char
   // Another writer may have renamed the temporary file between our open() and our lock.
   if (!IsSameFile(fd.get(), temporary)) return false;
   if (ftruncate(fd.get(), 0) != 0) error = errno;
-  if (error == 0) error = WriteAll(fd.get(), header.data(), header.size(), stopped);
-  if (error == 0) error = WriteAll(fd.get(), payload.data(), payload.size(), stopped);
+  for (const FilePart& part : parts) {
+    if (error == 0) error = WriteAll(fd.get(), part.bytes.data(), part.bytes.size(), stopped);
+    const std::string zeros(part.zeros, '\0');
+    if (error == 0) error = WriteAll(fd.get(), zeros.data(), zeros.size(), stopped);
+  }
   if (error == 0 && fsync(fd.get()) != 0) error = errno;
   if (error == 0 && rename(temporary.c_str(), path.c_str()) != 0) error = errno;
   if (error != 0) unlink(temporary.c_str());
@@ -166,36 +121,6 @@ bool Replace(const fs::path& path, std::string_view header, std::span<const char
 }
 
 }  // namespace
-
-uint64_t PackedChecksum(std::span<const char> bytes) {
-  // Odd, so that the multiplication is invertible.
-  constexpr uint64_t kMultiplier = 0x9e3779b97f4a7c15;
-  constexpr size_t kLanes = 8;
-  const auto step = [](uint64_t sum, uint64_t word) {
-    sum = (sum ^ word) * kMultiplier;
-    return sum ^ sum >> 32;
-  };
-  uint64_t lanes[kLanes];
-  for (size_t l = 0; l < kLanes; ++l) lanes[l] = l + 1;
-  const char* p = bytes.data();
-  size_t left = bytes.size();
-  for (; left >= sizeof lanes; left -= sizeof lanes, p += sizeof lanes) {
-    uint64_t words[kLanes];
-    std::memcpy(words, p, sizeof words);
-    for (size_t l = 0; l < kLanes; ++l) lanes[l] = step(lanes[l], words[l]);
-  }
-  uint64_t sum = bytes.size();
-  for (; left > 0;) {
-    uint64_t word = 0;
-    const size_t n = left < sizeof word ? left : sizeof word;
-    std::memcpy(&word, p, n);
-    sum = step(sum, word);
-    p += n;
-    left -= n;
-  }
-  for (const uint64_t lane : lanes) sum = step(sum, lane);
-  return sum;
-}
 
 PackedCache::PackedCache(PackedCacheOptions options, Backend& backend)
     : options_(std::move(options)), state_digest_(HexDigest(options_.state)), backend_(backend) {}
@@ -216,7 +141,7 @@ Result<std::unique_ptr<PackedCache>> PackedCache::Open(PackedCacheOptions option
   return cache;
 }
 
-std::unique_ptr<LinearBank> PackedCache::Find(const PackedBankKey& key) {
+CachedBank PackedCache::Find(const PackedBankKey& key, bool verify, const std::vector<bool>& here) {
   const fs::path path = PathOf(key);
   // Without O_NONBLOCK, opening a named pipe would block.
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -225,20 +150,25 @@ std::unique_ptr<LinearBank> PackedCache::Find(const PackedBankKey& key) {
     if (error != ENOENT && !std::exchange(open_failed_, true)) {
       Warn(path, "cannot open: " + SystemMessage(error));
     }
-    return nullptr;
+    return {};
   }
   std::string problem;
-  std::unique_ptr<LinearBank> bank = Read(key, path, file.get(), problem);
-  if (bank != nullptr) {
+  LinearBankShape shape = key.shape;
+  CachedBank found;
+  if (auto experts = Read(key, path, file.get(), shape, problem)) {
+    found = BankOf(std::move(shape), std::move(experts), verify, here, problem);
+  }
+  if (found.bank != nullptr) {
     ++found_;
     futimens(file.get(), nullptr);  // fails if the file belongs to another user
   }
   if (!problem.empty()) Warn(path, problem + "; weights are packed anew");
-  return bank;
+  return found;
 }
 
-std::unique_ptr<LinearBank> PackedCache::Read(const PackedBankKey& key, const fs::path& path,
-                                              int file, std::string& problem) {
+std::shared_ptr<PackedExperts> PackedCache::Read(const PackedBankKey& key, const fs::path& path,
+                                                 int file, LinearBankShape& shape,
+                                                 std::string& problem) const {
   struct stat info {};
   if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode)) {
     problem = "expected a regular file";
@@ -246,10 +176,10 @@ std::unique_ptr<LinearBank> PackedCache::Read(const PackedBankKey& key, const fs
   }
   const auto size = static_cast<uint64_t>(info.st_size);
   const std::string text = KeyText(key);
-  const size_t header_bytes = HeaderBytes(text.size());
-  if (size < header_bytes) {
-    problem = "expected at least " + std::to_string(header_bytes) + " bytes, found " +
-              std::to_string(size);
+  const size_t experts = shape.out_features.size();
+  if (size < PackedHeaderBytes(0, 0)) {
+    problem = "expected at least " + std::to_string(PackedHeaderBytes(experts, text.size())) +
+              " bytes, found " + std::to_string(size);
     return nullptr;
   }
   std::shared_ptr<const GuardedMapping> owner = GuardedMapping::Map(file, size, path);
@@ -257,37 +187,67 @@ std::unique_ptr<LinearBank> PackedCache::Read(const PackedBankKey& key, const fs
     problem = "cannot map: " + SystemMessage(errno);
     return nullptr;
   }
-  const char* const data = owner->data();
-  const std::string_view header(data, header_bytes);
-  Prefix prefix;
-  std::memcpy(&prefix, data, sizeof prefix);
-  LinearBankShape shape = key.shape;
-  const std::optional<DType> type = WeightDType(prefix, key);
+  const std::string_view bytes(owner->data(), size);
+  // The system must not read experts ahead of the header.
+  madvise(const_cast<char*>(owner->data()), size, MADV_RANDOM);
+  PackedPrefix prefix = ReadPackedPrefix(bytes, experts);
+  const std::optional<DType> type = WeightDType(prefix.weight_dtype, key);
   if (type.has_value()) shape.weight_dtype = *type;
-  const auto expected = static_cast<uint64_t>(backend_.PackedBankBytes(shape));
-  if (!type.has_value() || header != Header(text, *type, expected, prefix.payload_checksum)) {
+  std::vector<PackedPart> parts = PartsOf(shape);
+  for (size_t e = 0; e < prefix.parts.size(); ++e) parts[e].checksum = prefix.parts[e].checksum;
+  std::string header;
+  if (type.has_value()) header = PackedHeader(text, *type, parts);
+  if (header.empty() || bytes.substr(0, header.size()) != header) {
     // A valid file for another state of the checkpoint is ignored without a warning.
-    if (!HasIntactHeader({header.data(), size}))
+    if (CheckPackedHeader(bytes) == PackedHeaderState::kDamaged)
       problem = "its header is damaged or not of a packed bank";
     return nullptr;
   }
-  if (size != header_bytes + expected) {
-    problem = "expected " + std::to_string(header_bytes + expected) + " bytes, found " +
+  const uint64_t payload = parts.back().offset + parts.back().bytes;
+  if (size != header.size() + payload) {
+    problem = "expected " + std::to_string(header.size() + payload) + " bytes, found " +
               std::to_string(size);
     return nullptr;
   }
-  madvise(const_cast<char*>(data), size, MADV_WILLNEED);
-  const std::span<const char> payload(data + header_bytes, expected);
-  if (PackedChecksum(payload) != prefix.payload_checksum) {
-    problem = "its content is damaged: the checksum differs";
-    return nullptr;
+  madvise(const_cast<char*>(owner->data()), size, MADV_NORMAL);
+  const std::span<const char> span(owner->data() + header.size(), payload);
+  return std::make_shared<PackedExperts>(std::move(owner), span, std::move(parts), path,
+                                         key.tensors.front());
+}
+
+CachedBank PackedCache::BankOf(LinearBankShape shape, std::shared_ptr<PackedExperts> experts,
+                               bool verify, const std::vector<bool>& here, std::string& problem) {
+  PackedBytes packed{.experts = {}, .owner = experts->owner()};
+  for (int e = 0; e < experts->count(); ++e) {
+    if (here.empty() || here[static_cast<size_t>(e)]) {
+      packed.experts.push_back(experts->bytes(e));
+    } else {
+      packed.experts.emplace_back();
+      shape.out_features[static_cast<size_t>(e)] = 0;
+    }
   }
-  auto bank = backend_.NewPackedBank(std::move(shape), {payload, std::move(owner)});
+  if (verify) {
+    madvise(const_cast<char*>(experts->owner()->data()), experts->owner()->size(), MADV_WILLNEED);
+    for (int e = 0; e < experts->count(); ++e) {
+      if (packed.experts[static_cast<size_t>(e)].empty() || experts->Matches(e)) continue;
+      problem = "its content is damaged: the checksum differs";
+      return {};
+    }
+  }
+  auto bank = backend_.NewPackedBank(std::move(shape), std::move(packed));
   if (!bank.ok()) {
     problem = std::string(bank.status().message());
-    return nullptr;
+    return {};
   }
-  return *std::move(bank);
+  return {*std::move(bank), std::move(experts)};
+}
+
+std::vector<PackedPart> PackedCache::PartsOf(const LinearBankShape& shape) const {
+  std::vector<uint64_t> bytes;
+  for (int e = 0; e < static_cast<int>(shape.out_features.size()); ++e) {
+    bytes.push_back(static_cast<uint64_t>(backend_.PackedExpertBytes(shape, e)));
+  }
+  return PackedParts(bytes);
 }
 
 void PackedCache::Store(const PackedBankKey& key, const LinearBank& bank) {
@@ -321,18 +281,28 @@ void PackedCache::RemoveUnused(const fs::path& folder, std::chrono::hours age) {
 
 void PackedCache::Write(const PackedBankKey& key, const LinearBank& bank,
                         const std::function<bool()>& stopped) {
-  const std::span<const char> payload = bank.packed_bytes();
-  if (!writing_ || payload.empty()) return;
+  if (!writing_) return;
+  std::vector<PackedPart> parts = PartsOf(bank.shape());
+  const uint64_t payload = parts.back().offset + parts.back().bytes;
+  if (payload == 0) return;
   const fs::path path = PathOf(key);
-  if (!LeavesFree(options_.folder, payload.size(), options_.least_free)) {
+  if (!LeavesFree(options_.folder, payload, options_.least_free)) {
     writing_ = false;
     Warn(options_.folder, "the disk is almost full; nothing more is written");
     return;
   }
-  const std::string header =
-      Header(KeyText(key), bank.shape().weight_dtype, payload.size(), PackedChecksum(payload));
+  std::vector<FilePart> file(1);  // the header, which follows from the rest
+  for (size_t e = 0; e < parts.size(); ++e) {
+    if (stopped()) return;
+    const std::span<const char> bytes = bank.packed_bytes(static_cast<int>(e));
+    parts[e].checksum = PackedChecksum(bytes);
+    const uint64_t end = parts[e].offset + parts[e].bytes;
+    file.push_back({bytes, e + 1 < parts.size() ? parts[e + 1].offset - end : 0});
+  }
+  const std::string header = PackedHeader(KeyText(key), bank.shape().weight_dtype, parts);
+  file[0].bytes = header;
   int error = 0;
-  if (!Replace(path, header, payload, stopped, error) || error == ECANCELED) return;
+  if (!Replace(path, file, stopped, error) || error == ECANCELED) return;
   if (error == 0) {
     ++stored_;
     return;

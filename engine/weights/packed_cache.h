@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/tiers/packed_file.h"
 #include "kernels/backend.h"
 
 namespace moeserve {
@@ -37,16 +38,19 @@ struct PackedBankKey {
   DType compute = DType::kF32;       // type of the inputs of matrix products
 };
 
-// A folder with one file per bank:
+// A bank that reads its weights from a file.
+struct CachedBank {
+  std::unique_ptr<LinearBank> bank;        // null: there is no valid file
+  std::shared_ptr<PackedExperts> experts;  // of the file
+};
+
+// A folder with one file per bank (packed_file.h).
 //
-//   magic, version, weight_dtype      8 + 4 + 4 bytes, integers little endian
-//   bytes and checksum of the payload 8 + 8
-//   length of the key, zero           4 + 4
-//   key                               text: layout, checkpoint, tensors, types, shape
-//   zeros, checksum of all before     8, at the end of a page of 4096 bytes
-//   payload                           LinearBank::packed_bytes(), to the end of the file
+// Opening a file reads its header only. Every byte of it is compared or covered by a checksum; a
+// file that fails a check counts as absent. The experts have checksums of their own, which whoever
+// uses an expert must compare first (PackedExperts::Verify()). Files of earlier versions of the
+// format count as absent, and are replaced.
 //
-// Every byte is compared or covered by a checksum; a file that fails a check counts as absent.
 // Checksums detect damage, not forgery: whoever can write to the folder controls what the model
 // computes, as with the checkpoint. Files are replaced by renaming and never changed in place, so
 // any number of processes may share a folder, and the folder may be emptied at any time. A file
@@ -60,12 +64,15 @@ class PackedCache {
   // as warnings, not as errors.
   static Result<std::unique_ptr<PackedCache>> Open(PackedCacheOptions options, Backend& backend);
 
-  // Returns the bank, reading from the mapped file; null if the folder has no valid file for it.
-  // Sets the file's time to now, so that RemoveUnused() keeps it.
-  std::unique_ptr<LinearBank> Find(const PackedBankKey& key);
+  // Returns the bank, which reads from the mapped file. The bank lacks experts that are false in
+  // `here` [E] (empty: it has all). With `verify`, a file with a damaged expert counts as absent,
+  // and no expert need be verified later. Sets the file's time to now, so that RemoveUnused() keeps
+  // it.
+  CachedBank Find(const PackedBankKey& key, bool verify, const std::vector<bool>& here = {});
 
-  // Writes a bank whose weights are all loaded. Does nothing while another process writes the same
-  // bank. A failure is reported as a warning; after a failure, later calls do nothing.
+  // Writes a bank that has all experts, with all weights loaded. Does nothing while another process
+  // writes the same bank. A failure is reported as a warning; after a failure, later calls do
+  // nothing.
   void Store(const PackedBankKey& key, const LinearBank& bank);
 
   // Writes the banks that Store() has remembered, which must still exist, until `stopped` returns
@@ -82,14 +89,19 @@ class PackedCache {
 
  private:
   PackedCache(PackedCacheOptions options, Backend& backend);
+  std::vector<PackedPart> PartsOf(const LinearBankShape& shape) const;
   void Write(const PackedBankKey& key, const LinearBank& bank,
              const std::function<bool()>& stopped);
   std::filesystem::path PathOf(const PackedBankKey& key) const;
   std::string KeyText(const PackedBankKey& key) const;
-  // Returns the bank in `file`. If that is not possible, returns null and writes the reason to
-  // `problem`, which stays empty if the file belongs to another state of the checkpoint.
-  std::unique_ptr<LinearBank> Read(const PackedBankKey& key, const std::filesystem::path& path,
-                                   int file, std::string& problem);
+  // Returns the experts in `file`, and writes the type of their weights to `shape`. If that is not
+  // possible, returns null and writes the reason to `problem`, which stays empty if the file
+  // belongs to another state of the checkpoint or to another version of the format.
+  std::shared_ptr<PackedExperts> Read(const PackedBankKey& key, const std::filesystem::path& path,
+                                      int file, LinearBankShape& shape, std::string& problem) const;
+  // Returns a bank with these experts, verified if `verify`.
+  CachedBank BankOf(LinearBankShape shape, std::shared_ptr<PackedExperts> experts, bool verify,
+                    const std::vector<bool>& here, std::string& problem);
   void Warn(const std::filesystem::path& path, const std::string& problem) const;
 
   PackedCacheOptions options_;
@@ -101,9 +113,5 @@ class PackedCache {
   int found_ = 0;
   int stored_ = 0;
 };
-
-// Returns a checksum over 8-byte words, which detects every change that is confined to one word.
-// Public for tests.
-uint64_t PackedChecksum(std::span<const char> bytes);
 
 }  // namespace moeserve

@@ -71,7 +71,8 @@ class AttentionOps::Call {
   void ListRows() {
     rows_.clear();
     if (args_.plan == nullptr) {
-      for (int r = 0; r < static_cast<int>(args_.query.rows); ++r) rows_.push_back({r, r});
+      const auto first = static_cast<int32_t>(args_.first_token);
+      for (int32_t r = 0; r < args_.query.rows; ++r) rows_.push_back({r, first + r});
       return;
     }
     for (int t = 0; t < args_.plan->rows; ++t) {

@@ -44,7 +44,8 @@ CpuBackend::CpuBackend(const KernelTable* table, int threads)
       attention_(table_, workers_, step_),
       states_(table_, workers_, step_),
       routing_(table_, workers_, step_),
-      rows_(table_, workers_, step_) {}
+      rows_(table_, workers_, step_),
+      weight_pages_(workers_) {}
 
 Result<std::unique_ptr<DeviceBuffer>> CpuBackend::Allocate(size_t bytes) {
   MOESERVE_ASSIGN_OR_RETURN(HostBuffer memory, HostBuffer::Allocate(bytes));
@@ -55,7 +56,7 @@ Result<std::unique_ptr<LinearBank>> CpuBackend::NewLinearBank(LinearBankShape sh
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<LinearBank> bank,
       CpuLinearBank::Create(std::move(shape), weight_memory_, &workers_.pool()));
-  weight_bytes_ += static_cast<int64_t>(bank->packed_bytes().size());
+  weight_bytes_ += CpuLinearBank::Bytes(bank->shape());
   return bank;
 }
 
@@ -63,7 +64,7 @@ Result<std::unique_ptr<LinearBank>> CpuBackend::NewPackedBank(LinearBankShape sh
                                                               PackedBytes packed) {
   std::unique_ptr<LinearBank> bank =
       CpuLinearBank::View(std::move(shape), std::move(packed), &workers_.pool());
-  weight_bytes_ += static_cast<int64_t>(bank->packed_bytes().size());
+  weight_bytes_ += CpuLinearBank::Bytes(bank->shape());
   return bank;
 }
 

@@ -20,6 +20,7 @@
 #include "kernels/cpu/state_slots.h"
 #include "kernels/cpu/states.h"
 #include "kernels/cpu/weight_memory.h"
+#include "kernels/cpu/weight_pages.h"
 #include "kernels/cpu/workers.h"
 
 namespace moeserve::cpu {
@@ -39,8 +40,8 @@ class CpuBackend : public Backend {
   Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) override;
   Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) override;
   std::string_view packed_layout() const override { return kPackedLayout; }
-  int64_t PackedBankBytes(const LinearBankShape& shape) const override {
-    return CpuLinearBank::Bytes(shape);
+  int64_t PackedExpertBytes(const LinearBankShape& shape, int expert) const override {
+    return CpuLinearBank::Bytes(shape, expert);
   }
   Result<std::unique_ptr<LinearBank>> NewPackedBank(LinearBankShape shape,
                                                     PackedBytes packed) override;
@@ -124,6 +125,7 @@ class CpuBackend : public Backend {
   }
 
   RankOps* rank_ops() override { return &rank_ops_; }
+  WeightPages* weight_pages() override { return &weight_pages_; }
 
   void Embed(const EmbedArgs& args) override { rows_.Embed(args); }
   void Norm(const NormArgs& args) override { rows_.Norm(args); }
@@ -176,6 +178,7 @@ class CpuBackend : public Backend {
   RoutingOps routing_;
   RowOps rows_;
   CpuRankOps rank_ops_;
+  CpuWeightPages weight_pages_;
 };
 
 }  // namespace moeserve::cpu

@@ -80,24 +80,6 @@ void LinearOps::FusedFeedForward(const FeedForwardArgs& args) {
   MOESERVE_CHECK(up.shape().weight_dtype == DType::kBF16 || args.input.dtype == DType::kF32,
                  "bf16 activations take bf16 weights");
   const int rows_per_task = FusedRows(up, args.input.dtype);
-  tasks_.clear();
-  int64_t cost = 0;
-  for (int e = 0; e < up.num_experts(); ++e) {
-    const int begin = plan == nullptr ? 0 : plan->expert_offsets[e];
-    const int end =
-        plan == nullptr ? static_cast<int>(args.input.rows) : plan->expert_offsets[e + 1];
-    const CpuLinearBank::Matrix& m = up.matrix(e);
-    if (begin == end || m.panels == 0) continue;
-    if (plan != nullptr) expert_visits_ += 2;
-    MOESERVE_CHECK(args.input.cols >= m.inputs, "input width of a feed-forward");
-    MOESERVE_CHECK(down.matrix(e).inputs == m.outputs, "hidden width of a feed-forward");
-    for (int r = begin; r < end; r += rows_per_task) {
-      const int r_end = std::min(end, r + rows_per_task);
-      cost += m.blocks * m.block_bytes * std::max(r_end - r, kRowsOfStream);
-      tasks_.push_back({e, 0, m.blocks, r, r_end, 0, cost});
-    }
-  }
-  if (cost == 0) return;
   const LinearArgs first{.bank = args.up,
                          .plan = plan,
                          .gather = args.gather,
@@ -106,10 +88,32 @@ void LinearOps::FusedFeedForward(const FeedForwardArgs& args) {
                          .activation = args.activation,
                          .pad_output = true};
   Work work{.args = first, .product = 2 * ++products_};
-  if (up.shape().quantization != Quantization::kNone) QuantizeInput(&work);
-  QueueTasks(workers_.threads(), cost);
-  workers_.RunQueues(workers_.threads(), 1, [&](int64_t i, int64_t end, int worker) {
-    RunFusedTask(args, work, i, end, worker);
+  ForExpertParts(plan, up.num_experts(), [&](std::span<const int32_t> experts) {
+    tasks_.clear();
+    int64_t cost = 0;
+    for (const int32_t e : experts) {
+      const int begin = plan == nullptr ? 0 : plan->expert_offsets[e];
+      const int end =
+          plan == nullptr ? static_cast<int>(args.input.rows) : plan->expert_offsets[e + 1];
+      const CpuLinearBank::Matrix& m = up.matrix(e);
+      if (begin == end || m.panels == 0) continue;
+      if (plan != nullptr) expert_visits_ += 2;
+      MOESERVE_CHECK(args.input.cols >= m.inputs, "input width of a feed-forward");
+      MOESERVE_CHECK(down.matrix(e).inputs == m.outputs, "hidden width of a feed-forward");
+      for (int r = begin; r < end; r += rows_per_task) {
+        const int r_end = std::min(end, r + rows_per_task);
+        cost += m.blocks * m.block_bytes * std::max(r_end - r, kRowsOfStream);
+        tasks_.push_back({e, 0, m.blocks, r, r_end, 0, cost});
+      }
+    }
+    if (cost == 0) return;
+    if (up.shape().quantization != Quantization::kNone && work.records == nullptr) {
+      QuantizeInput(&work);
+    }
+    QueueTasks(workers_.threads(), cost);
+    workers_.RunQueues(workers_.threads(), 1, [&](int64_t i, int64_t end, int worker) {
+      RunFusedTask(args, work, i, end, worker);
+    });
   });
 }
 

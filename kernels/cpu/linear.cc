@@ -50,47 +50,53 @@ void LinearOps::Linear(const LinearArgs& args) {
   MOESERVE_CHECK(routed ? args.plan->num_experts == bank.num_experts()
                         : args.segments || bank.num_experts() == 1,
                  "experts of plan and bank");
-  const int segments = args.segments ? bank.num_experts() : 1;
   MOESERVE_CHECK(bank.shape().weight_dtype == DType::kBF16 || args.input.dtype == DType::kF32,
                  "bf16 activations take bf16 weights");
-  tasks_.clear();
-  int64_t multiply_adds = 0;
-  int64_t cost = 0;
-  for (int e = 0; e < bank.num_experts(); ++e) {
-    const int begin = routed ? args.plan->expert_offsets[e] : 0;
-    const int end = routed ? args.plan->expert_offsets[e + 1] : static_cast<int>(args.input.rows);
-    const CpuLinearBank::Matrix& m = bank.matrix(e);
-    if (begin == end || m.panels == 0) continue;
-    if (routed) ++expert_visits_;
-    MOESERVE_CHECK(args.input.cols / segments >= m.inputs, "input width of a linear layer");
-    multiply_adds += int64_t{end - begin} * m.panels * kPanel * m.inputs;
-    const int blocks =
-        static_cast<int>(std::clamp<int64_t>(kTaskBytes / m.block_bytes, 1, m.blocks));
-    const int groups = routed || args.segments
-                           ? 1
-                           : std::clamp((end - begin) / kRowsPerGroup, 1, workers_.threads());
-    for (int g = 0; g < groups; ++g) {
-      const int first = begin + static_cast<int>(int64_t{end - begin} * g / groups);
-      const int last = begin + static_cast<int>(int64_t{end - begin} * (g + 1) / groups);
-      for (int b = 0; b < m.blocks; b += blocks) {
-        const int b_end = std::min(m.blocks, b + blocks);
-        int part = 0;
-        for (int r = first; r < last; r += kRowsPerTask, ++part) {
-          const int r_end = std::min(last, r + kRowsPerTask);
-          cost += (b_end - b) * m.block_bytes * std::max(r_end - r, kRowsOfStream);
-          tasks_.push_back({e, b, b_end, r, r_end, part, cost});
-        }
+  Work work{.args = args, .product = 2 * ++products_};
+  ForExpertParts(args.plan, bank.num_experts(), [&](std::span<const int32_t> experts) {
+    tasks_.clear();
+    Sums sums;
+    for (const int32_t e : experts) AddTasks(args, e, sums);
+    if (sums.multiply_adds == 0) return;
+    if (bank.shape().quantization != Quantization::kNone && work.records == nullptr) {
+      QuantizeInput(&work);
+    }
+    const int queues = sums.multiply_adds < kInlineMultiplyAdds ? 1 : workers_.threads();
+    QueueTasks(queues, sums.cost);
+    workers_.RunQueues(queues, 1, [&](int64_t i, int64_t end, int worker) {
+      RunBlocks(work, tasks_[i], FirstBlock(bank, i + 1, end), worker);
+    });
+  });
+}
+
+void LinearOps::AddTasks(const LinearArgs& args, int e, Sums& sums) {
+  const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
+  const bool routed = args.plan != nullptr;
+  const int segments = args.segments ? bank.num_experts() : 1;
+  const int begin = routed ? args.plan->expert_offsets[e] : 0;
+  const int end = routed ? args.plan->expert_offsets[e + 1] : static_cast<int>(args.input.rows);
+  const CpuLinearBank::Matrix& m = bank.matrix(e);
+  if (begin == end || m.panels == 0) return;
+  if (routed) ++expert_visits_;
+  MOESERVE_CHECK(args.input.cols / segments >= m.inputs, "input width of a linear layer");
+  sums.multiply_adds += int64_t{end - begin} * m.panels * kPanel * m.inputs;
+  const int blocks = static_cast<int>(std::clamp<int64_t>(kTaskBytes / m.block_bytes, 1, m.blocks));
+  const int groups = routed || args.segments
+                         ? 1
+                         : std::clamp((end - begin) / kRowsPerGroup, 1, workers_.threads());
+  for (int g = 0; g < groups; ++g) {
+    const int first = begin + static_cast<int>(int64_t{end - begin} * g / groups);
+    const int last = begin + static_cast<int>(int64_t{end - begin} * (g + 1) / groups);
+    for (int b = 0; b < m.blocks; b += blocks) {
+      const int b_end = std::min(m.blocks, b + blocks);
+      int part = 0;
+      for (int r = first; r < last; r += kRowsPerTask, ++part) {
+        const int r_end = std::min(last, r + kRowsPerTask);
+        sums.cost += (b_end - b) * m.block_bytes * std::max(r_end - r, kRowsOfStream);
+        tasks_.push_back({e, b, b_end, r, r_end, part, sums.cost});
       }
     }
   }
-  if (multiply_adds == 0) return;
-  Work work{.args = args, .product = 2 * ++products_};
-  if (bank.shape().quantization != Quantization::kNone) QuantizeInput(&work);
-  const int queues = multiply_adds < kInlineMultiplyAdds ? 1 : workers_.threads();
-  QueueTasks(queues, cost);
-  workers_.RunQueues(queues, 1, [&](int64_t i, int64_t end, int worker) {
-    RunBlocks(work, tasks_[i], FirstBlock(bank, i + 1, end), worker);
-  });
 }
 
 void LinearOps::QueueTasks(int queues, int64_t cost) {

@@ -105,6 +105,28 @@ class LinearOps {
   void QuantizeInput(Work* work);
   void QuantizeRowOf(const CpuLinearBank& bank, const RowsView& rows, int64_t row, int64_t width,
                      char* records) const;
+  // Work of some tasks.
+  struct Sums {
+    int64_t multiply_adds = 0;
+    int64_t cost = 0;  // Task::cost_end of the last one
+  };
+  // Calls run(experts) for the experts of a bank in the order of the plan: at once, or first for
+  // those that the plan wants early. Threads thus wait for the pages of the others last.
+  template <typename Run>
+  void ForExpertParts(const RoutingPlan* plan, int num_experts, const Run& run) {
+    if (plan != nullptr && plan->order != nullptr) {
+      const std::span<const int32_t> order(plan->order, static_cast<size_t>(num_experts));
+      run(order.first(static_cast<size_t>(plan->num_early)));
+      run(order.subspan(static_cast<size_t>(plan->num_early)));
+      return;
+    }
+    while (std::ssize(ascending_) < num_experts) {
+      ascending_.push_back(static_cast<int32_t>(ascending_.size()));
+    }
+    run(std::span<const int32_t>(ascending_).first(static_cast<size_t>(num_experts)));
+  }
+  // Adds the tasks of an expert to tasks_.
+  void AddTasks(const LinearArgs& args, int expert, Sums& sums);
   // Divides tasks_, whose total cost is `cost`, between the queues [0, queues) of workers_. A queue
   // has adjacent tasks, so that a thread can prefetch the weights of its next task.
   void QueueTasks(int queues, int64_t cost);
@@ -147,6 +169,7 @@ class LinearOps {
   Workers& workers_;
   std::vector<Scratch> scratch_;  // [threads]
   std::vector<Task> tasks_;
+  std::vector<int32_t> ascending_;   // 0, 1, ...; grows and never shrinks
   std::vector<char> quant_records_;  // grows and never shrinks
   uint64_t products_ = 0;            // number of the last product, in Work::product
   uint64_t expert_visits_ = 0;

@@ -88,15 +88,17 @@ void ReleasePages(const char* data, size_t bytes) {
 
 }  // namespace
 
+int64_t CpuLinearBank::Bytes(const LinearBankShape& shape, int expert) {
+  const int64_t panels = Panels(shape.out_features[expert], shape.gated);
+  const int64_t blocks = (panels + kPanelsPerBlock - 1) / kPanelsPerBlock;
+  const int64_t biases = shape.bias ? blocks * kBlock * static_cast<int64_t>(sizeof(float)) : 0;
+  return panels * PanelBytes(shape, shape.in_features_of(expert)) + biases;
+}
+
 int64_t CpuLinearBank::Bytes(const LinearBankShape& shape) {
   const int experts = static_cast<int>(shape.out_features.size());
   int64_t bytes = 0;
-  for (int e = 0; e < experts; ++e) {
-    const int64_t panels = Panels(shape.out_features[e], shape.gated);
-    const int64_t blocks = (panels + kPanelsPerBlock - 1) / kPanelsPerBlock;
-    bytes += panels * PanelBytes(shape, shape.in_features_of(e));
-    if (shape.bias) bytes += blocks * kBlock * static_cast<int64_t>(sizeof(float));
-  }
+  for (int e = 0; e < experts; ++e) bytes += Bytes(shape, e);
   return bytes;
 }
 
@@ -105,46 +107,45 @@ Result<std::unique_ptr<LinearBank>> CpuLinearBank::Create(LinearBankShape shape,
   std::unique_ptr<CpuLinearBank> bank(new CpuLinearBank(std::move(shape), pool));
   const auto bytes = static_cast<size_t>(Bytes(bank->shape_));
   MOESERVE_ASSIGN_OR_RETURN(WeightMemory::Part part, memory.Allocate(bytes));
-  bank->bytes_ = {part.data, bytes};
   bank->owner_ = std::move(part.owner);
   bank->writable_ = true;
-  bank->PlaceMatrices();
+  const char* next = part.data;
+  for (int e = 0; e < bank->num_experts(); ++e) {
+    bank->PlaceMatrix(next);
+    next += Bytes(bank->shape_, e);
+  }
   return std::unique_ptr<LinearBank>(std::move(bank));
 }
 
 std::unique_ptr<LinearBank> CpuLinearBank::View(LinearBankShape shape, PackedBytes packed,
                                                 ThreadPool* pool) {
-  MOESERVE_CHECK(static_cast<int64_t>(packed.bytes.size()) == Bytes(shape) &&
-                     reinterpret_cast<uintptr_t>(packed.bytes.data()) % 64 == 0,
-                 "packed bytes do not fit their bank");
   std::unique_ptr<CpuLinearBank> bank(new CpuLinearBank(std::move(shape), pool));
-  bank->bytes_ = packed.bytes;
+  MOESERVE_CHECK(std::ssize(packed.experts) == bank->num_experts(), "packed bytes of all experts");
+  for (int e = 0; e < bank->num_experts(); ++e) {
+    const std::span<const char> bytes = packed.experts[static_cast<size_t>(e)];
+    MOESERVE_CHECK(std::ssize(bytes) == Bytes(bank->shape_, e) &&
+                       reinterpret_cast<uintptr_t>(bytes.data()) % 64 == 0,
+                   "packed bytes do not fit their bank");
+    bank->PlaceMatrix(bytes.data());
+  }
   bank->owner_ = std::move(packed.owner);
-  bank->PlaceMatrices();
   return bank;
 }
 
-void CpuLinearBank::PlaceMatrices() {
-  const char* next = bytes_.data();
-  for (int e = 0; e < num_experts(); ++e) {
-    const int outputs = shape_.out_features[e], inputs = shape_.in_features_of(e);
-    const int panels = Panels(outputs, shape_.gated);
-    const int64_t panel = PanelBytes(shape_, inputs);
-    matrices_.push_back({.weights = next,
-                         .bias = nullptr,
-                         .panels = panels,
-                         .blocks = (panels + kPanelsPerBlock - 1) / kPanelsPerBlock,
-                         .outputs = outputs,
-                         .inputs = inputs,
-                         .steps = Steps(shape_, inputs),
-                         .block_bytes = kPanelsPerBlock * panel});
-    next += panels * panel;
-  }
-  if (!shape_.bias) return;
-  for (Matrix& m : matrices_) {
-    m.bias = reinterpret_cast<const float*>(next);
-    next += m.blocks * kBlock * static_cast<int64_t>(sizeof(float));
-  }
+void CpuLinearBank::PlaceMatrix(const char* bytes) {
+  const size_t e = matrices_.size();
+  const int outputs = shape_.out_features[e], inputs = shape_.in_features_of(static_cast<int>(e));
+  const int panels = Panels(outputs, shape_.gated);
+  const int64_t panel = PanelBytes(shape_, inputs);
+  const char* const bias = bytes + panels * panel;
+  matrices_.push_back({.weights = bytes,
+                       .bias = shape_.bias ? reinterpret_cast<const float*>(bias) : nullptr,
+                       .panels = panels,
+                       .blocks = (panels + kPanelsPerBlock - 1) / kPanelsPerBlock,
+                       .outputs = outputs,
+                       .inputs = inputs,
+                       .steps = Steps(shape_, inputs),
+                       .block_bytes = kPanelsPerBlock * panel});
 }
 
 char* CpuLinearBank::Writable(const void* p) {
@@ -290,12 +291,13 @@ void CpuLinearBank::LoadBias(int expert, Half half, int row_begin, const HostTen
 
 bool CpuLinearBank::TakesFrom(const LinearBank& other) const {
   const auto* const bank = dynamic_cast<const CpuLinearBank*>(&other);
-  if (bank == nullptr || bank->num_experts() != num_experts()) return false;
+  if (!CanTake() || bank == nullptr || bank->num_experts() != num_experts()) return false;
   const LinearBankShape& s = bank->shape_;
   const bool empty = std::ranges::all_of(matrices_, [](const Matrix& m) { return m.panels == 0; });
   return s.in_features.size() == shape_.in_features.size() && s.gated == shape_.gated &&
          s.bias == shape_.bias && s.quantization == shape_.quantization &&
-         (empty || s.weight_dtype == shape_.weight_dtype) && s.mxfp4 == shape_.mxfp4;
+         (empty || s.weight_dtype == shape_.weight_dtype) && s.mxfp4 == shape_.mxfp4 &&
+         s.fp8 == shape_.fp8;
 }
 
 void CpuLinearBank::TakeExperts(const LinearBank& other) {
@@ -318,7 +320,7 @@ std::shared_ptr<const void> CpuLinearBank::DropExpert(int expert) {
   const bool taken = e < taken_.size() && taken_[e] != nullptr;
   if (m.panels == 0 || (!taken && !writable_)) return nullptr;
   const char* const weights = m.weights;
-  const auto bytes = static_cast<size_t>(m.panels * (m.block_bytes / kPanelsPerBlock));
+  const auto bytes = static_cast<size_t>(Bytes(shape_, expert));
   std::shared_ptr<const void> owner = taken ? std::move(taken_[e]) : owner_;
   m.weights = nullptr;
   m.bias = nullptr;

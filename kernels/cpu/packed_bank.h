@@ -18,32 +18,37 @@ namespace moeserve::cpu {
 // The name of the packed layout, which is documented below and in kernel_table.h and is equal for
 // all instruction sets. Files with packed weights contain this name (Backend::packed_layout()), so
 // a change of the layout needs a new name.
-inline constexpr std::string_view kPackedLayout = "cpu 1";
+inline constexpr std::string_view kPackedLayout = "cpu 2";
 
 // Every matrix [N, K] is packed into blocks of up to 64 outputs (kernel_table.h), one block after
 // the other, so that a product reads the matrix once from front to back. In a gated bank, panels of
 // 16 gate rows and of 16 up rows alternate, so a block holds both halves of the same 32 hidden
 // units. N is padded to a multiple of 16 with zeros (a padded output is exactly 0 before its
-// activation).
+// activation). The biases of a matrix, f32 for each packed output of its blocks, follow it.
 class CpuLinearBank : public LinearBank, public MovableExperts {
  public:
   // Takes memory for the weights from `memory`. Loading packs weights on the threads of `pool`,
   // which must outlive the loading.
   static Result<std::unique_ptr<LinearBank>> Create(LinearBankShape shape, WeightMemory& memory,
                                                     ThreadPool* pool);
-  // The bank reads its weights from `packed`, which holds Bytes(shape) bytes, 64-byte aligned.
+  // The bank reads its weights from `packed`, which holds Bytes(shape, e) bytes of each expert e.
   static std::unique_ptr<LinearBank> View(LinearBankShape shape, PackedBytes packed,
                                           ThreadPool* pool);
-  // Returns the bytes of all matrices and biases.
+  // Returns the bytes of the matrix and the biases of an expert, or of all experts.
+  static int64_t Bytes(const LinearBankShape& shape, int expert);
   static int64_t Bytes(const LinearBankShape& shape);
 
   void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) override;
   void LoadQuantized(int expert, Half half, int row_begin, const QuantizedMatrix& weight) override;
   void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) override;
 
-  // Those with which the bank was made, although experts have come or gone since.
-  std::span<const char> packed_bytes() const override { return bytes_; }
+  std::span<const char> packed_bytes(int expert) const override {
+    return {matrices_[static_cast<size_t>(expert)].weights,
+            static_cast<size_t>(Bytes(shape_, expert))};
+  }
 
+  // Not if View() made this bank: whoever reads the file's pages ahead looks for its experts there.
+  bool CanTake() const override { return writable_; }
   bool TakesFrom(const LinearBank& other) const override;
   void TakeExperts(const LinearBank& other) override;
   // Experts of View() stay: their memory is the file's.
@@ -76,10 +81,10 @@ class CpuLinearBank : public LinearBank, public MovableExperts {
  private:
   CpuLinearBank(LinearBankShape shape, ThreadPool* pool)
       : LinearBank(std::move(shape)), pool_(pool) {}
-  // Fills matrices_ with pointers into bytes_.
-  void PlaceMatrices();
-  // Returns `p`, which points into bytes_, as a writable pointer. Stops the process if View() made
-  // this bank.
+  // Adds the matrix of the next expert, whose Bytes() begin at `bytes`.
+  void PlaceMatrix(const char* bytes);
+  // Returns `p`, which points to weights or biases, as a writable pointer. Stops the process if
+  // View() made this bank.
   char* Writable(const void* p);
   int PackedRow(Half half, int row) const;
   // Returns the byte offset of element (packed_row, k) within its matrix.
@@ -92,7 +97,6 @@ class CpuLinearBank : public LinearBank, public MovableExperts {
 
   bool writable_ = false;              // whether Create() made this bank
   std::shared_ptr<const void> owner_;  // keeps the packed bytes alive
-  std::span<const char> bytes_;        // the packed bytes
   ThreadPool* pool_;
   std::vector<Matrix> matrices_;
   // [experts] what keeps the matrices that were taken from other banks alive; empty before.

@@ -1,5 +1,7 @@
 #include "kernels/cpu/rank_ops.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace moeserve::cpu {
@@ -11,6 +13,25 @@ void CpuRankOps::StartGather(const RowsView& results, std::span<const int64_t> r
   bytes_.clear();
   for (const int64_t rows : rows_of_rank) bytes_.push_back(rows * row);
   exchange.StartGather(results.data, bytes_);
+}
+
+void CpuRankOps::GatherColumns(const RowsView& own, const RowsView& output, Exchange& exchange) {
+  MOESERVE_CHECK(own.dtype == DType::kF32 && own.stride == own.cols, "f32 rows without padding");
+  const int64_t floats = own.rows * own.cols;
+  const bool leader = exchange.rank() == 0;
+  columns_.resize(leader ? static_cast<size_t>(floats * exchange.ranks()) : 0);
+  exchange.GatherAtLeader(
+      {static_cast<const char*>(own.data), floats * sizeof(float)},
+      {reinterpret_cast<char*>(columns_.data()), columns_.size() * sizeof(float)});
+  if (!leader) return;
+  for (int r = 0; r < exchange.ranks(); ++r) {
+    const int64_t first = r * own.cols;
+    const int64_t columns = std::clamp<int64_t>(output.cols - first, 0, own.cols);
+    for (int64_t row = 0; row < own.rows; ++row) {
+      std::copy_n(columns_.data() + (r * own.rows + row) * own.cols, columns,
+                  reinterpret_cast<float*>(output.row(row)) + first);
+    }
+  }
 }
 
 uint64_t CpuRankOps::Checksum(const RowsView& rows) {

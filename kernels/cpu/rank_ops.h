@@ -16,11 +16,13 @@ class CpuRankOps final : public RankOps {
   void StartGather(const RowsView& results, std::span<const int64_t> rows_of_rank,
                    Exchange& exchange) override;
   void FinishGather(Exchange& exchange) override { exchange.FinishGather(); }
+  void GatherColumns(const RowsView& own, const RowsView& output, Exchange& exchange) override;
   uint64_t Checksum(const RowsView& rows) override;
 
  private:
   std::map<int, PlanPartsMemory> parts_;  // by slot
   std::vector<int64_t> bytes_;            // scratch of StartGather()
+  std::vector<float> columns_;            // scratch of GatherColumns()
 };
 
 }  // namespace moeserve::cpu

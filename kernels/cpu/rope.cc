@@ -49,7 +49,8 @@ void AttentionOps::Rope(const RopeArgs& args) {
   MOESERVE_CHECK(heads * s.head_dim == args.rows.cols, "rope rows hold whole heads");
   const float* angles = RopeAngles(s);
   workers_.ForEachRow(args.rows.rows, args.rows.cols * 4, [&](int64_t r) {
-    const int64_t token = args.plan == nullptr ? r : args.plan->row_of_assignment[r];
+    const int64_t token =
+        args.plan == nullptr ? args.first_token + r : args.plan->row_of_assignment[r];
     const float* __restrict cosine = angles + token * 2 * pairs;
     const float* __restrict sine = cosine + pairs;
     float* row = reinterpret_cast<float*>(args.rows.row(r)) + s.first;
@@ -75,9 +76,9 @@ void AttentionOps::Rope(const RopeArgs& args) {
 }
 
 void AttentionOps::ScaleByPosition(const PositionScaleArgs& args) {
-  workers_.ForEachRow(args.rows.rows, args.rows.cols, [&](int64_t t) {
-    const auto factor = static_cast<float>(args.scale.Of(step_.position[t]));
-    float* const row = reinterpret_cast<float*>(args.rows.row(t));
+  workers_.ForEachRow(args.rows.rows, args.rows.cols, [&](int64_t r) {
+    const auto factor = static_cast<float>(args.scale.Of(step_.position[args.first_token + r]));
+    float* const row = reinterpret_cast<float*>(args.rows.row(r));
     for (int64_t i = 0; i < args.rows.cols; ++i) row[i] *= factor;
   });
 }

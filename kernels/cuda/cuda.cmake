@@ -40,7 +40,8 @@ set(MOESERVE_CUDA_SOURCES
   attention/attention_f32.cu
   attention/attention_latent_mma.cu
   attention/attention_latent_wgmma.cu
-  attention/attention_pingpong_wgmma.cu
+  attention/pingpong/attention_pingpong_int8.cu
+  attention/pingpong/attention_pingpong_wgmma.cu
   attention/attention_split_mma.cu
   attention/attention_tiled_mma.cu
   attention/attention_tiled_wgmma.cu
@@ -58,6 +59,7 @@ set(MOESERVE_CUDA_SOURCES
   fused/fused_expert_wgmma.cu
   device/handles.cc
   joined/joined_linear.cu
+  joined/joined_stream.cu
   device/launch.cc
   linear/linear.cc
   linear/linear_bank.cc
@@ -71,8 +73,11 @@ set(MOESERVE_CUDA_SOURCES
   linear/linear_stationary.cu
   linear/linear_stream.cu
   linear/linear_wgmma.cu
+  linear/pack_fp8.cu
   linear/pack_mxfp4.cu
   positions/norm_rope_append.cu
+  quantized/linear_fp8.cu
+  quantized/linear_fp8_wgmma.cu
   quantized/linear_grouped.cu
   quantized/linear_int4.cu
   routing/pack_plans.cu

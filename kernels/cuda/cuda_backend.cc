@@ -16,6 +16,7 @@
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/positions/norm_rope_append.h"
 #include "kernels/cuda/positions/rope.h"
+#include "kernels/cuda/quantized/linear_fp8.h"
 #include "kernels/cuda/quantized/linear_grouped.h"
 #include "kernels/cuda/quantized/linear_int4.h"
 #include "kernels/cuda/quantized/linear_mxfp4.h"
@@ -353,7 +354,7 @@ bool CudaBackend::JoinsLinear(const LinearArgs& args) {
     norm = LaunchOf(*args.norm);
     joined.norm = &norm;
   }
-  if (!CanJoin(joined)) return false;
+  if (!CanJoin(joined, stream_.get())) return false;
   LaunchJoinedLinear(joined, stream_.get());
   return true;
 }
@@ -367,14 +368,13 @@ void CudaBackend::Linear(const LinearArgs& args) {
       DropRecordings();
       CheckStatus(int8_rows_.Reserve(args), "memory for rounded rows");
     }
+    const LinearTile tile = products_ == nullptr ? LinearTile::kAuto : products_->Tile(args);
     if (type == Quantization::kInt8Channel) {
-      const LinearTile tile = products_ == nullptr ? LinearTile::kAuto : products_->Tile(args);
       return LaunchLinearInt8(args, tile, int8_rows_, stream_.get());
     }
     const auto launch = type == Quantization::kInt4K ? LaunchLinearInt4 : LaunchLinearGrouped;
-    return launch(args, LinearTile::kAuto, int8_rows_, stream_.get());
+    return launch(args, tile, int8_rows_, stream_.get());
   }
-  if (args.bank->shape().mxfp4) return LaunchLinearMxfp4(args, LinearTile::kAuto, stream_.get());
   if (dense_ != nullptr && DenseLayers::Fits(args)) {
     if (args.input.rows == 0) return;
     if (!dense_->Ready(args)) {
@@ -384,6 +384,8 @@ void CudaBackend::Linear(const LinearArgs& args) {
     if (dense_->Run(args, stream_.get())) return;
   }
   const LinearTile tile = products_ == nullptr ? LinearTile::kAuto : products_->Tile(args);
+  if (args.bank->shape().fp8) return LaunchLinearFp8(args, tile, stream_.get());
+  if (args.bank->shape().mxfp4) return LaunchLinearMxfp4(args, tile, stream_.get());
   LaunchLinear(args, tile, stream_.get());
 }
 
@@ -437,6 +439,7 @@ const float2* CudaBackend::RopeAngles(const RopeSettings& settings) {
 
 void CudaBackend::Rope(const RopeArgs& args) {
   if (args.settings.dimensions == 0) return;
+  MOESERVE_CHECK(args.first_token == 0, "rows of all tokens");
   const RoutingPlan* plan = args.plan;
   LaunchRope({.head_dim = args.settings.head_dim,
               .first = args.settings.first,
@@ -456,6 +459,7 @@ void CudaBackend::Rope(const RopeArgs& args) {
 
 void CudaBackend::ScaleByPosition(const PositionScaleArgs& args) {
   if (args.rows.rows == 0) return;
+  MOESERVE_CHECK(args.first_token == 0, "rows of all tokens");
   LaunchPositionScale(View(), args.scale, static_cast<float*>(args.rows.data), args.rows.cols,
                       args.rows.stride, stream_.get());
 }
@@ -528,6 +532,7 @@ AttentionWork CudaBackend::WorkFor(const StepView& view, const WorkKey& key, int
 }
 
 void CudaBackend::Attention(const AttentionArgs& args) {
+  MOESERVE_CHECK(args.first_token == 0, "rows of all tokens");
   const KvLayerView cache = static_cast<const StreamKvCache&>(*args.cache).layer(args.layer);
   AttentionLaunch launch;
   launch.cache = cache;

@@ -46,6 +46,7 @@ class CudaBackend : public Backend {
   Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) override;
   Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) override;
   bool stores_mxfp4() const override { return true; }
+  bool stores_fp8() const override { return true; }
   Result<std::unique_ptr<NormBank>> NewNormBank(NormShape shape, std::span<const HostTensor> scales,
                                                 std::span<const HostTensor> shifts) override;
   Result<std::unique_ptr<EmbeddingTable>> NewEmbeddingTable(const HostTensor& table) override;

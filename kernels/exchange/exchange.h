@@ -1,6 +1,8 @@
 // Moves bytes between the ranks that compute a model together.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -10,10 +12,23 @@
 
 namespace moeserve {
 
+// The functions of an exchange.
+enum class ExchangeKind : uint32_t { kGather, kBroadcast, kGatherAtLeader };
+inline constexpr size_t kExchangeKinds = 3;
+
+// Upper bounds of the times of gathers in seconds; longer ones follow.
+inline constexpr std::array kGatherSecondsBounds = {2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
+                                                    1e-2, 2e-2, 5e-2, 1e-1, 2e-1, 5e-1, 1.,   5.};
+
 // What one rank has exchanged. Headers and other bytes of a transport are not counted.
 struct ExchangeCounts {
-  uint64_t gathers = 0;         // finished ones
-  uint64_t bytes_sent = 0;      // by all functions, to all other ranks together
+  uint64_t gathers = 0;                            // finished ones
+  uint64_t bytes_sent = 0;                         // by all functions, to all other ranks together
+  std::array<uint64_t, kExchangeKinds> sent_by{};  // the same by function
+  // How many gathers took so long, from StartGather() to the end of FinishGather(): [i] up to
+  // kGatherSecondsBounds[i] and above [i - 1]; the last one above all.
+  std::array<uint64_t, kGatherSecondsBounds.size() + 1> gather_times{};
+  double gather_seconds = 0.0;  // of all
   uint64_t bytes_received = 0;  // by all functions, from all other ranks together
   // [ranks] seconds in FinishGather() until the part of that rank had arrived.
   std::vector<double> wait_seconds;
@@ -29,7 +44,8 @@ struct ExchangeCounts {
 // partly received; the caller checks status() before it delivers anything. After a loss, buffers
 // that were passed must stay valid until the process ends, because a transport may still use them.
 //
-// One thread at a time calls all functions but Lose() and status(), which any thread may call.
+// One thread at a time calls all functions but Lose(), status() and counts(), which any thread may
+// call.
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -58,7 +74,8 @@ class Exchange {
   // OK, or Unavailable "rank 2 was lost: REASON"; Internal if ranks called different functions.
   virtual absl::Status status() const = 0;
 
-  virtual const ExchangeCounts& counts() const = 0;
+  // Any thread may call this.
+  virtual ExchangeCounts counts() const = 0;
 };
 
 }  // namespace moeserve

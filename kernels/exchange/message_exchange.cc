@@ -1,5 +1,6 @@
 #include "kernels/exchange/message_exchange.h"
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -17,14 +18,23 @@ constexpr int kAttemptsBeforeYield = 100;
 // A rank that waits without a deadline polls for this time, then sleeps between attempts.
 constexpr absl::Duration kPollTime = absl::Milliseconds(2);
 constexpr absl::Duration kSleep = absl::Microseconds(500);
-
-std::string RankName(int rank) { return Concat("rank ", rank); }
+// How long a rank that is woken may sleep at a time, if a wake-up should be lost.
+constexpr absl::Duration kLongSleep = absl::Milliseconds(20);
+// The leader wakes others if the last call is older than this. It is far less than kPollTime,
+// because other ranks may have ended that call earlier.
+constexpr absl::Duration kAwakeTime = absl::Microseconds(500);
 
 }  // namespace
 
 MessageExchange::MessageExchange(std::unique_ptr<Transport> transport, Options options)
     : transport_(std::move(transport)), options_(options) {
+  const MutexLock lock(mutex_);
   counts_.wait_seconds.resize(static_cast<size_t>(ranks()));
+}
+
+std::string MessageExchange::RankName(int rank) const {
+  const auto i = static_cast<size_t>(rank);
+  return i < names_.size() ? Concat("rank ", rank, " on ", names_[i]) : Concat("rank ", rank);
 }
 
 void MessageExchange::Fail(absl::Status status) {
@@ -45,19 +55,31 @@ absl::Status MessageExchange::status() const {
 
 void MessageExchange::Send(int rank, const void* data, int64_t bytes) {
   if (bytes == 0 || lost()) return;
-  counts_.bytes_sent += static_cast<uint64_t>(bytes);
+  if (counting_) {
+    const MutexLock lock(mutex_);
+    counts_.bytes_sent += static_cast<uint64_t>(bytes);
+    counts_.sent_by[static_cast<size_t>(kind_)] += static_cast<uint64_t>(bytes);
+  }
   if (const char* error = transport_->Send(rank, data, bytes)) Lose(rank, error);
 }
 
 void MessageExchange::Receive(int rank, void* data, int64_t bytes) {
   if (bytes == 0 || lost()) return;
-  counts_.bytes_received += static_cast<uint64_t>(bytes);
+  if (counting_) {
+    const MutexLock lock(mutex_);
+    counts_.bytes_received += static_cast<uint64_t>(bytes);
+  }
   if (const char* error = transport_->Receive(rank, data, bytes)) Lose(rank, error);
 }
 
-void MessageExchange::Wait(std::span<double> arrived, bool patient) {
+ExchangeCounts MessageExchange::counts() const {
+  const MutexLock lock(mutex_);
+  return counts_;
+}
+
+void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
   const absl::Time start = SteadyNow();
-  std::vector<bool> noted(arrived.size());
+  std::vector<bool> noted(arrived == nullptr ? 0 : arrived->size());
   for (int attempt = 0; !lost(); ++attempt) {
     if (const char* error = transport_->Advance()) {
       Fail(absl::UnavailableError(Concat("a rank was lost: ", error)));
@@ -71,12 +93,19 @@ void MessageExchange::Wait(std::span<double> arrived, bool patient) {
       const auto i = static_cast<size_t>(r);
       if (i < noted.size() && complete && !noted[i]) {
         noted[i] = true;
-        if (r != rank()) arrived[i] += absl::ToDoubleSeconds(waited);
+        if (r != rank()) (*arrived)[i] = absl::ToDoubleSeconds(waited);
       }
     }
-    if (missing < 0 && transport_->unfinished_sends() == 0) return;
+    if (missing < 0 && transport_->unfinished_sends() == 0) {
+      last_ = start + waited;
+      return;
+    }
     if (patient && waited > kPollTime) {
-      absl::SleepFor(kSleep);
+      if (options_.sleep) {
+        options_.sleep(kLongSleep);
+      } else {
+        absl::SleepFor(kSleep);
+      }
       continue;
     }
     if (!patient && waited > options_.timeout) {
@@ -99,16 +128,16 @@ std::string MessageExchange::Describe(const Call& call) {
                 call.bytes, " bytes");
 }
 
-void MessageExchange::CompareCalls(Kind kind, std::span<const int64_t> sizes, bool everyone,
+void MessageExchange::CompareCalls(ExchangeKind kind, std::span<const int64_t> sizes, bool everyone,
                                    bool patient) {
+  kind_ = kind;
   Call own{.number = calls_++, .kind = kind};
   for (const int64_t size : sizes) {
     own.sizes = (own.sizes ^ static_cast<uint64_t>(size)) * 0x9E3779B97F4A7C15u;
     own.bytes += static_cast<uint64_t>(size);
   }
   if (!options_.check_order || lost()) return;
-  // These messages are not counted: release builds do not send them.
-  const ExchangeCounts before = counts_;
+  counting_ = false;  // release builds do not send these messages
   std::vector<Call> others(static_cast<size_t>(ranks()), own);
   const auto takes_part = [&](int r) { return r != rank() && (everyone || r == 0 || rank() == 0); };
   for (int r = 0; r < ranks(); ++r) {
@@ -117,8 +146,8 @@ void MessageExchange::CompareCalls(Kind kind, std::span<const int64_t> sizes, bo
   for (int r = 0; r < ranks(); ++r) {
     if (takes_part(r)) Send(r, &own, sizeof(Call));
   }
-  Wait({}, patient);
-  counts_ = before;
+  Wait(nullptr, patient);
+  counting_ = true;
   if (lost()) return;
   for (int r = 0; r < ranks(); ++r) {
     const Call& other = others[static_cast<size_t>(r)];
@@ -135,7 +164,8 @@ void MessageExchange::StartGather(void* buffer, std::span<const int64_t> bytes) 
   MOESERVE_CHECK(!gathering_, "one gather at a time");
   MOESERVE_CHECK(std::ssize(bytes) == ranks(), "a part for every rank");
   gathering_ = true;
-  CompareCalls(Kind::kGather, bytes, /*everyone=*/true);
+  gather_start_ = SteadyNow();
+  CompareCalls(ExchangeKind::kGather, bytes, /*everyone=*/true);
   auto* part = static_cast<char*>(buffer);
   char* own = nullptr;
   // Receives are started first, so that no message has to be kept by the transport.
@@ -158,8 +188,18 @@ void MessageExchange::StartGather(void* buffer, std::span<const int64_t> bytes) 
 void MessageExchange::FinishGather() {
   MOESERVE_CHECK(gathering_, "FinishGather() follows StartGather()");
   gathering_ = false;
-  Wait(counts_.wait_seconds);
-  if (!lost()) ++counts_.gathers;
+  std::vector<double> arrived(static_cast<size_t>(ranks()));
+  Wait(&arrived);
+  if (lost()) return;
+  const double seconds = absl::ToDoubleSeconds(SteadyNow() - gather_start_);
+  const auto bucket =
+      std::lower_bound(kGatherSecondsBounds.begin(), kGatherSecondsBounds.end(), seconds) -
+      kGatherSecondsBounds.begin();
+  const MutexLock lock(mutex_);
+  ++counts_.gathers;
+  ++counts_.gather_times[static_cast<size_t>(bucket)];
+  counts_.gather_seconds += seconds;
+  for (size_t r = 0; r < arrived.size(); ++r) counts_.wait_seconds[r] += arrived[r];
 }
 
 void MessageExchange::StartBroadcast(std::span<char> message) {
@@ -171,9 +211,9 @@ void MessageExchange::StartBroadcast(std::span<char> message) {
 void MessageExchange::Broadcast(std::span<char> message) {
   MOESERVE_CHECK(!gathering_, "no broadcast during a gather");
   const auto bytes = static_cast<int64_t>(message.size());
-  CompareCalls(Kind::kBroadcast, {&bytes, 1}, /*everyone=*/false);
+  CompareCalls(ExchangeKind::kBroadcast, {&bytes, 1}, /*everyone=*/false);
   StartBroadcast(message);
-  Wait({});
+  Wait();
 }
 
 void MessageExchange::BroadcastWhenever(std::span<char> message) {
@@ -181,15 +221,16 @@ void MessageExchange::BroadcastWhenever(std::span<char> message) {
   const auto bytes = static_cast<int64_t>(message.size());
   // The leader does not wait long, because the others are there.
   const bool patient = rank() != 0;
-  CompareCalls(Kind::kBroadcast, {&bytes, 1}, /*everyone=*/false, patient);
+  if (!patient && options_.wake && SteadyNow() - last_ > kAwakeTime) options_.wake();
+  CompareCalls(ExchangeKind::kBroadcast, {&bytes, 1}, /*everyone=*/false, patient);
   StartBroadcast(message);
-  Wait({}, patient);
+  Wait(nullptr, patient);
 }
 
 void MessageExchange::GatherAtLeader(std::span<const char> own, std::span<char> all) {
   MOESERVE_CHECK(!gathering_, "no gather at the leader during another");
   const auto bytes = static_cast<int64_t>(own.size());
-  CompareCalls(Kind::kGatherAtLeader, {&bytes, 1}, /*everyone=*/false);
+  CompareCalls(ExchangeKind::kGatherAtLeader, {&bytes, 1}, /*everyone=*/false);
   if (rank() == 0) {
     MOESERVE_CHECK(all.size() == own.size() * static_cast<size_t>(ranks()),
                    "room for the bytes of all ranks");
@@ -198,7 +239,7 @@ void MessageExchange::GatherAtLeader(std::span<const char> own, std::span<char> 
   } else {
     Send(0, own.data(), bytes);
   }
-  Wait({});
+  Wait();
 }
 
 }  // namespace moeserve

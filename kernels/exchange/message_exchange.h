@@ -3,9 +3,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -23,9 +25,20 @@ class MessageExchange final : public Exchange {
     // Whether every function first compares its name, number and sizes with those of the ranks that
     // take part, which costs a message to each.
     bool check_order = false;
+    // A follower's: sleeps while the leader has nothing to do, until it calls its `wake` or the
+    // time has passed. Null: sleeps for half a millisecond.
+    std::function<void(absl::Duration)> sleep = {};
+    // The leader's: called before a message that followers may sleep for. Null: nothing.
+    std::function<void()> wake = {};
   };
 
   MessageExchange(std::unique_ptr<Transport> transport, Options options);
+
+  // Replaces the options between two calls.
+  void SetOptions(Options options) { options_ = std::move(options); }
+  // Sets names that follow the numbers of ranks in messages, such as those of their hosts. To be
+  // called before other threads use the object.
+  void SetNames(std::vector<std::string> names) { names_ = std::move(names); }
 
   int rank() const override { return transport_->rank(); }
   int ranks() const override { return transport_->ranks(); }
@@ -36,42 +49,48 @@ class MessageExchange final : public Exchange {
   void GatherAtLeader(std::span<const char> own, std::span<char> all) override;
   void Lose(int rank, std::string_view reason) override;
   absl::Status status() const override;
-  const ExchangeCounts& counts() const override { return counts_; }
+  ExchangeCounts counts() const override;
 
  private:
-  // The functions that are compared.
-  enum class Kind : uint32_t { kGather, kBroadcast, kGatherAtLeader };
   // What a rank is about to do. Sent as it is: all ranks run the same program.
   struct Call {
     uint64_t number = 0;
     uint64_t sizes = 0;  // a hash
     uint64_t bytes = 0;  // all sizes together
-    Kind kind = Kind::kGather;
+    ExchangeKind kind = ExchangeKind::kGather;
     uint32_t padding = 0;
   };
 
+  // Returns "rank 2", with its name if it has one.
+  std::string RankName(int rank) const;
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   // Declares the exchange failed with this status, unless it has failed before.
   void Fail(absl::Status status);
   // Start a message unless a rank is lost. `rank` is lost if the transport fails.
   void Send(int rank, const void* data, int64_t bytes);
   void Receive(int rank, void* data, int64_t bytes);
-  // Waits for all messages. `arrived` has a number for each rank, or is empty; the seconds until
-  // all messages from a rank had arrived are added to it. `patient`: without a deadline.
-  void Wait(std::span<double> arrived, bool patient = false);
+  // Waits for all messages. `arrived`, if it is not null, gets the seconds until all messages from
+  // each rank had arrived. `patient`: without a deadline.
+  void Wait(std::vector<double>* arrived = nullptr, bool patient = false);
   void StartBroadcast(std::span<char> message);
   // Compares the call with those of all ranks (`everyone`) or between the leader and each rank.
-  void CompareCalls(Kind kind, std::span<const int64_t> sizes, bool everyone, bool patient = false);
+  void CompareCalls(ExchangeKind kind, std::span<const int64_t> sizes, bool everyone,
+                    bool patient = false);
   static std::string Describe(const Call& call);
 
   std::unique_ptr<Transport> transport_;
   Options options_;
-  ExchangeCounts counts_;
+  std::vector<std::string> names_;             // [ranks], or empty
+  absl::Time last_ = absl::InfinitePast();     // the end of the last call, by SteadyNow()
+  ExchangeKind kind_ = ExchangeKind::kGather;  // of the call that runs
+  bool counting_ = true;                       // whether messages count
+  absl::Time gather_start_ = absl::InfinitePast();
   uint64_t calls_ = 0;
   bool gathering_ = false;
   std::atomic<bool> lost_ = false;
   mutable Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  ExchangeCounts counts_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace moeserve

@@ -75,13 +75,15 @@ class Fp8Elements {
     scales_.data = data.scales.data();
   }
   float at(int64_t index) const {
+    return values_[static_cast<uint8_t>(data_.values[static_cast<size_t>(index)])] *
+           scale_at(index);
+  }
+  float scale_at(int64_t index) const {
     const int64_t matrix = index / (rows_ * columns_);
     const int64_t row = index / columns_ % rows_;
     const int64_t column = index % columns_;
-    const int64_t scale =
-        (matrix * scale_rows_ + row / format_.rows) * scale_columns_ + column / format_.columns;
-    return values_[static_cast<uint8_t>(data_.values[static_cast<size_t>(index)])] *
-           ElementAsF32(scales_, scale);
+    return ElementAsF32(scales_, (matrix * scale_rows_ + row / format_.rows) * scale_columns_ +
+                                     column / format_.columns);
   }
 
  private:
@@ -159,6 +161,34 @@ Result<HostTensor> WidenBlockScaled(const StoredPart& part, const BlockScaledDat
   out.owner = std::move(owner);
   out.mxfp4 = mx && part.column_stride == 1;
   return out;
+}
+
+std::optional<Fp8Matrix> KeptFp8(const StoredPart& part, const BlockScaledData& data,
+                                 const std::vector<int64_t>& shape) {
+  if (part.format.kind != BlockFormatKind::kFp8 || shape.size() != 2) return std::nullopt;
+  const std::vector<int64_t>& stored = part.stored.shape;
+  const int64_t columns = stored.back(), block = part.format.columns;
+  const int64_t first_column = part.first_element % columns;
+  const bool whole_groups = first_column % kFp8ScaleInputs == 0 && block % kFp8ScaleInputs == 0;
+  const bool one_block = first_column % block + shape[1] <= block;
+  if (part.column_stride != 1 || part.row_stride % columns != 0 || !(whole_groups || one_block)) {
+    return std::nullopt;
+  }
+  Fp8Matrix matrix{
+      .rows = shape[0],
+      .columns = shape[1],
+      .values = reinterpret_cast<const uint8_t*>(data.values.data()) + part.first_element,
+      .row_stride = part.row_stride,
+      .scales = {},
+      .owner = nullptr};
+  const Fp8Elements elements(data, part.format, stored[stored.size() - 2], columns);
+  for (int64_t r = 0; r < matrix.rows; ++r) {
+    const int64_t row = part.first_element + r * part.row_stride;
+    for (int64_t g = 0; g < matrix.groups(); ++g) {
+      matrix.scales.push_back(elements.scale_at(row + g * kFp8ScaleInputs));
+    }
+  }
+  return matrix;
 }
 
 }  // namespace moeserve

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/base/fp8_matrix.h"
 #include "kernels/base/host_tensor.h"
 #include "model_loaders/architectures/architecture.h"
 #include "model_loaders/checkpoint/quantized_tensors.h"
@@ -31,5 +33,11 @@ struct BlockScaledData {
 // the tensors of BlockScaledTensors(), with these shapes. ResourceExhausted if memory runs out.
 Result<HostTensor> WidenBlockScaled(const StoredPart& part, const BlockScaledData& data,
                                     const std::vector<int64_t>& shape);
+
+// Returns a part [rows, columns] of FP8 whose numbers are those of `data`, which must outlive it.
+// Nothing if the part is transposed or if adjacent numbers that must have one scale (Fp8Matrix)
+// have several.
+std::optional<Fp8Matrix> KeptFp8(const StoredPart& part, const BlockScaledData& data,
+                                 const std::vector<int64_t>& shape);
 
 }  // namespace moeserve

@@ -19,4 +19,7 @@ std::string LastComponent(const std::filesystem::path& path);
 CheckpointIdentity Identify(const std::filesystem::path& place, std::string_view config,
                             const WeightFiles& files);
 
+// Returns CheckpointIdentity::content. Errors are those of TensorFile::ReadPart().
+Result<std::string> ContentDigest(std::string_view config, const WeightFiles& files);
+
 }  // namespace moeserve

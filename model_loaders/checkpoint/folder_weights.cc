@@ -226,6 +226,26 @@ Result<std::optional<QuantizedMatrix>> FolderWeights::GetQuantized(
   return std::optional<QuantizedMatrix>(std::move(matrix));
 }
 
+Result<std::optional<Fp8Matrix>> FolderWeights::GetFp8(std::string_view name,
+                                                       const std::vector<int64_t>& shape) {
+  if (QuantizationOf(name, shape, config_->quantization) != Quantization::kNone) {
+    return std::optional<Fp8Matrix>();
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<FoundPart> found,
+                            Find({std::string(name), shape, ""}));
+  const StoredPart& part = found[0].part;
+  if (part.format.kind != BlockFormatKind::kFp8) return std::optional<Fp8Matrix>();
+  const auto& [file, entry] = *found[0].location;
+  const auto& [scale_file, scale_entry] = *found[1].location;
+  MOESERVE_ASSIGN_OR_RETURN(TensorData values, file->Read(*entry));
+  MOESERVE_ASSIGN_OR_RETURN(const TensorData scales, scale_file->Read(*scale_entry));
+  const BlockScaledData data{
+      .values = values.bytes, .scales = scales.bytes, .scale_type = scale_entry->type};
+  std::optional<Fp8Matrix> matrix = KeptFp8(part, data, shape);
+  if (matrix.has_value()) matrix->owner = ReadOnce(*file, std::move(values)).owner;
+  return matrix;
+}
+
 absl::Status FolderWeights::Check() const {
   for (const std::shared_ptr<const TensorFile>& file : files_.files()) {
     MOESERVE_RETURN_IF_ERROR(file->mapped()->Check());

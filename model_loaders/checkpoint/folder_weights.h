@@ -28,6 +28,8 @@ class FolderWeights final : public WeightSource {
   Result<std::optional<QuantizedMatrix>> GetQuantized(std::string_view name,
                                                       const std::vector<int64_t>& shape,
                                                       Quantization type) override;
+  Result<std::optional<Fp8Matrix>> GetFp8(std::string_view name,
+                                          const std::vector<int64_t>& shape) override;
   // Reads I32 and I64. Does not compare the ids with the number of experts.
   Result<std::vector<int32_t>> GetIds(std::string_view name,
                                       const std::vector<int64_t>& shape) override;

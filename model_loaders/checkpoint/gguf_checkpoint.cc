@@ -209,6 +209,10 @@ Result<Checkpoint> LoadGguf(const fs::path& path, const fs::path& place,
   checkpoint.notes = CheckpointNotes(*config, ignored, options);
   checkpoint.block_type = LargestBlockType(files);
   checkpoint.identity = Identify(place, IdentityText("", options), files);
+  if (options.content) {
+    MOESERVE_ASSIGN_OR_RETURN(checkpoint.identity.content,
+                              ContentDigest(IdentityText("", options), files));
+  }
   auto weights = std::make_unique<FolderWeights>(std::move(files), std::move(config));
   checkpoint.weight_bytes = weights->stored_bytes();
   checkpoint.weights = std::move(weights);

@@ -164,6 +164,10 @@ Result<Checkpoint> Assemble(const fs::path& directory, const fs::path& place,
   MOESERVE_RETURN_IF_ERROR(CheckTensors(*config, *files, &ignored));
   checkpoint.notes = CheckpointNotes(*config, ignored, options);
   checkpoint.identity = Identify(place, IdentityText(config_text, options), *files);
+  if (options.content) {
+    MOESERVE_ASSIGN_OR_RETURN(checkpoint.identity.content,
+                              ContentDigest(IdentityText(config_text, options), *files));
+  }
   checkpoint.spec = config->spec;
   auto weights = std::make_unique<FolderWeights>(*std::move(files), std::move(config));
   checkpoint.weight_bytes = weights->stored_bytes();

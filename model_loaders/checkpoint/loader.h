@@ -27,6 +27,9 @@ struct CheckpointIdentity {
   // files are copied or touched, the state changes. A modification that keeps size and times is not
   // detected.
   std::string state;
+  // With LoadOptions::content: a digest, in hexadecimal digits, of config.json and of names, types,
+  // shapes and samples of all tensors. It is the same for copies at other places.
+  std::string content = {};
 };
 
 struct Checkpoint {
@@ -61,6 +64,8 @@ struct LoadOptions {
   // Whether ModelSpec::prediction is set if the files have such layers. Otherwise their tensors are
   // among those that the model does not need.
   bool predictions = false;
+  // Whether CheckpointIdentity::content is set, for which a page of every tensor is read.
+  bool content = false;
 };
 
 // Returns how a model uses the dictionaries of fairseq in its folder, if there are any.

@@ -7,6 +7,8 @@
 #include "server/commands/commands.h"
 #include "server/commands/encode_texts.h"
 #include "server/commands/model_options.h"
+#include "server/commands/run_with_ranks.h"
+#include "server/commands/start_model.h"
 #include "server/encode/encode_answer.h"
 #include "server/encode/encode_results.h"
 
@@ -126,6 +128,7 @@ absl::Status Classify(const EncodeArguments& options) {
 std::shared_ptr<EncodeArguments> AddCommon(CLI::App& command) {
   auto options = std::make_shared<EncodeArguments>();
   AddModelOptions(command, options->model);
+  AddRankOptions(command, options->model.ranks);
   AddPoolingOption(command, options->model);
   AddTextOptions(command, options->texts);
   AddEngineOptions(command, options->engine);
@@ -143,8 +146,11 @@ void AddEmbedCommand(CLI::App& app, Command& selected) {
   command->add_option("--prompt-name", options->prompt_name,
                       "Name of the model's text that goes before each text, such as query");
   command->add_flag("--raw", options->raw, "Do not normalize vectors, whatever the model says");
-  command->callback(
-      [options, &selected] { selected = [options] { return StatusToExit(Embed(*options)); }; });
+  command->callback([options, &selected] {
+    selected = [options] {
+      return RunWithRanks(options->model, [&] { return StatusToExit(Embed(*options)); });
+    };
+  });
 }
 
 void AddClassifyCommand(CLI::App& app, Command& selected) {
@@ -158,8 +164,11 @@ void AddClassifyCommand(CLI::App& app, Command& selected) {
                   "E-, S-, else simple",
                   KindNames(Aggregation::kNone));
   command->add_flag("--json", options->json, "Print lines of JSON");
-  command->callback(
-      [options, &selected] { selected = [options] { return StatusToExit(Classify(*options)); }; });
+  command->callback([options, &selected] {
+    selected = [options] {
+      return RunWithRanks(options->model, [&] { return StatusToExit(Classify(*options)); });
+    };
+  });
 }
 
 }  // namespace moeserve::server

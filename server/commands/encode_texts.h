@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "server/commands/model_options.h"
+#include "server/commands/start_model.h"
 #include "server/encode/encode_run.h"
 
 namespace moeserve::server {

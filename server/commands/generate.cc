@@ -9,7 +9,9 @@
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
 #include "server/commands/run_to_end.h"
+#include "server/commands/run_with_ranks.h"
 #include "server/commands/sampling_options.h"
+#include "server/commands/start_model.h"
 #include "server/generation/beam_params.h"
 #include "server/generation/generation_request.h"
 #include "server/reports/expert_report.h"
@@ -101,6 +103,7 @@ void AddGenerateCommand(CLI::App& app, Command& selected) {
   options->model.must_generate = true;
   AddModelOptions(*command, options->model);
   AddDraftModel(*command, options->model);
+  AddRankOptions(*command, options->model.ranks);
   AddNumberOption(*command, "--draft-tokens", options->engine.engine.draft.max_tokens,
                   "Most tokens that are drafted in a step; 0: none; -1: the device's default",
                   kDefaultDraftTokens, kMostDraftTokens);
@@ -135,8 +138,11 @@ void AddGenerateCommand(CLI::App& app, Command& selected) {
       ->add_option("--max-model-len", options->engine.engine.max_model_len,
                    "Context length; 0: the model's")
       ->check(CLI::Range(0, 1 << 24));
-  command->callback(
-      [options, &selected] { selected = [options] { return StatusToExit(Generate(*options)); }; });
+  command->callback([options, &selected] {
+    selected = [options] {
+      return RunWithRanks(options->model, [&] { return StatusToExit(Generate(*options)); });
+    };
+  });
 }
 
 }  // namespace moeserve::server

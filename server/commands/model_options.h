@@ -1,5 +1,4 @@
-// Command line options that all commands which run a model share, and functions that start an
-// engine from them.
+// Command line options that all commands which run a model share.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -17,8 +16,11 @@
 #include "kernels/registry.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "server/commands/progress/load_progress.h"
+#include "server/commands/ranks/rank_options.h"
 
 namespace moeserve::server {
+
+class RankSession;
 
 struct ModelOptionsText {
   std::string directory;
@@ -38,6 +40,10 @@ struct ModelOptionsText {
   bool must_generate = false;  // whether a model that does not generate is refused
   std::string pooling;         // a PoolingKind that replaces the model's; empty: none
   bool quiet = false;          // report no progress
+  RankOptions ranks;
+  // The ranks that load and compute the model together; set by RunWithRanks(). Null: this process
+  // computes everything.
+  RankSession* session = nullptr;
 
   BackendOptions backend() const;
   ProgressOutput progress() const {
@@ -79,37 +85,6 @@ struct EngineOptionsText {
 // of the engine's scheduler and caches.
 void AddEngineOptions(CLI::App& app, EngineOptionsText& options);
 Result<EngineOptions> ResolveEngineOptions(const EngineOptionsText& options);
-
-// A model with its running engine. The backend is declared first, so that it is destroyed after the
-// engine.
-struct RunningModel {
-  std::unique_ptr<Backend> backend;
-  std::shared_ptr<Engine> engine;
-  GenerationDefaults defaults;
-  TokenizerConfig tokenizer_config;
-  TextSettings text_settings;
-  std::string directory_name;
-  std::string description;  // one line about the backend and the model
-  ModelOptions types;
-};
-
-// What StartModel() knows of a model before it starts the engine.
-struct LoadedWeights {
-  const ModelSpec& spec;
-  // tau of each routed block, by which its router divides cosines; absent without a learned one.
-  std::vector<std::optional<double>> temperatures;
-  std::vector<std::optional<double>> source_temperatures;  // those of the encoder beside a decoder
-};
-
-// Loads a checkpoint and starts an engine. `adjust`, if set, can change the engine's options once
-// the model's weights are loaded. `output` tells where the progress of loading is reported, if not
-// where options.progress() tells. Every error message is one line. ResourceExhausted if the weights
-// and the KV cache would take more than `max_bytes`.
-Result<RunningModel> StartModel(
-    const ModelOptionsText& options, const EngineOptions& engine,
-    const std::function<absl::Status(const LoadedWeights&, EngineOptions&)>& adjust = {},
-    std::optional<ProgressOutput> output = {},
-    int64_t max_bytes = std::numeric_limits<int64_t>::max());
 
 // Prints what a loader decided and ignored (Checkpoint::notes), one line each.
 void PrintNotes(const std::vector<std::string>& notes);

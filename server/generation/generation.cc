@@ -65,7 +65,10 @@ class ChoiceSink final : public TokenSink {
     event.choice = choice_;
     // Submit() reports a full queue itself. A ResourceExhausted error from the running request
     // means that it has waited in the queue for too long.
-    event.error = absl::IsResourceExhausted(status) ? WithApiCode(status, "queue_timeout") : status;
+    event.error = absl::IsResourceExhausted(status) ? WithApiCode(status, "queue_timeout")
+                  : absl::IsUnavailable(status) && status != ShutDownStatus()
+                      ? WithApiCode(status, "engine_dead")
+                      : status;
     channel_->Push(std::move(event));
   }
 

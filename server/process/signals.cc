@@ -35,6 +35,13 @@ void BlockHangup() {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
+void BlockDrainSignal() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGUSR1);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
 void IgnoreBrokenPipes() { signal(SIGPIPE, SIG_IGN); }
 
 SignalWatcher::SignalWatcher(std::function<void(int)> on_first, std::function<void()> on_hangup) {
@@ -49,7 +56,9 @@ SignalWatcher::SignalWatcher(std::function<void(int)> on_first, std::function<vo
     // Waiting for a signal that is not blocked has no defined effect.
     sigset_t blocked;
     pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
-    if (sigismember(&blocked, SIGHUP) == 1) sigaddset(&set, SIGHUP);
+    for (const int number : {SIGHUP, SIGUSR1}) {
+      if (sigismember(&blocked, number) == 1) sigaddset(&set, number);
+    }
     bool first = true;
     while (true) {
       const int signal = sigwaitinfo(&set, nullptr);
@@ -59,6 +68,7 @@ SignalWatcher::SignalWatcher(std::function<void(int)> on_first, std::function<vo
         on_hangup();
         continue;
       }
+      if (!first && signal == SIGUSR1) continue;
       if (!first) _exit(128 + signal);
       first = false;
       on_first(signal);

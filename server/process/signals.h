@@ -15,6 +15,10 @@ void BlockTerminationSignals();
 // Blocks SIGHUP, under the same rule. Without it, SIGHUP ends the process.
 void BlockHangup();
 
+// Blocks SIGUSR1, under the same rule: it then is a first SIGTERM, never a second one. mpirun
+// passes it to its processes and lives on, while its own SIGTERM kills them soon.
+void BlockDrainSignal();
+
 // Makes a write to a pipe or socket without a reader fail instead of ending the process.
 void IgnoreBrokenPipes();
 

@@ -44,6 +44,8 @@ void ExpectOneResult(AttentionScene& scene, const Tokens& tokens, int step = 1,
   ASSERT_EQ(expected, scene.Run(tokens, options)) << name;
   options.tiled_from = 0;
   ASSERT_EQ(expected, scene.Run(tokens, options)) << name << ", tiles";
+  options.tiles = AttentionTiles::kPingPong;
+  ASSERT_EQ(expected, scene.Run(tokens, options)) << name << ", tiles of several warpgroups";
   options.tiled_from = count;
   AttentionLaunch launch;
   launch.cache = scene.view();

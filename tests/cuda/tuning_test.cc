@@ -10,7 +10,11 @@
 
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/attention_kernels.h"
+#include "kernels/cuda/quantized/linear_fp8.h"
+#include "kernels/cuda/quantized/linear_grouped.h"
+#include "kernels/cuda/quantized/linear_int4.h"
 #include "kernels/cuda/quantized/linear_int8.h"
+#include "kernels/cuda/quantized/linear_mxfp4.h"
 #include "kernels/cuda/tuning/attention_tuning.h"
 #include "kernels/cuda/tuning/choices.h"
 #include "kernels/cuda/tuning/graph_device.h"
@@ -333,48 +337,85 @@ TEST(ProductTuningTest, ProductsInSegments) {
   }
 }
 
-// Products with int8-channel weights, both those of gathered rows and others.
-TEST(ProductTuningTest, ProductsOfIntegers) {
-  Random random(5);
-  const std::vector<int> widths = {24, 72, 40};
-  const auto bank = [&](std::vector<int> in, std::vector<int> out) {
-    auto made = std::move(cuda::CudaLinearBank::Create({std::move(in), std::move(out), false, false,
-                                                        DType::kBF16, Quantization::kInt8Channel}))
-                    .value();
-    for (int e = 0; e < 3; ++e) {
-      const int rows = made->shape().out_features[e], columns = made->shape().in_features_of(e);
-      made->LoadWeight(e, LinearBank::Half::kMain, 0,
-                       MakeTensor(random.Normals(int64_t{rows} * columns), {rows, columns}));
+// A type of weights that are not stored as bf16.
+struct StoredType {
+  Quantization quantization = Quantization::kNone;
+  bool mxfp4 = false, fp8 = false;
+  cuda::LinearTile (*usual)(const LinearArgs& args) =
+      nullptr;  // the tile that is chosen unmeasured
+};
+
+// Returns a bank of random weights that the type can store.
+std::unique_ptr<cuda::CudaLinearBank> BankOfType(const StoredType& type, std::vector<int> in,
+                                                 std::vector<int> out, Random& random) {
+  LinearBankShape shape{std::move(in), std::move(out),    false,      false,
+                        DType::kBF16,  type.quantization, type.mxfp4, type.fp8};
+  auto bank = std::move(cuda::CudaLinearBank::Create(shape)).value();
+  for (int e = 0; e < bank->num_experts(); ++e) {
+    const int rows = shape.out_features[e], columns = shape.in_features_of(e);
+    const int64_t size = int64_t{rows} * columns;
+    if (type.fp8) {
+      std::vector<uint8_t> codes;
+      for (int64_t i = 0; i < size; ++i) codes.push_back(static_cast<uint8_t>(random.Below(127)));
+      const Fp8Matrix matrix{.rows = rows,
+                             .columns = columns,
+                             .values = codes.data(),
+                             .row_stride = columns,
+                             .scales = std::vector<float>(static_cast<size_t>(rows), 0.01f),
+                             .owner = nullptr};
+      bank->LoadFp8(e, LinearBank::Half::kMain, 0, matrix);
+      continue;
     }
-    return made;
-  };
-  const auto up = bank({64}, widths), down = bank(widths, {64, 64, 64});
-  const DevicePlan plan(3, std::vector<std::vector<int>>(60, {0, 2}), 0);
-  DeviceRows x(60, 64, 64, DType::kBF16, random.Normals(60 * 64));
-  DeviceRows hidden(120, 80, 80, DType::kBF16), y(120, 64, 64, DType::kF32);
-  const LinearArgs args[] = {
-      {.bank = up.get(),
-       .plan = &plan.plan,
-       .gather = true,
-       .input = x.view(),
-       .output = hidden.view(),
-       .activation = ActivationKind::kGelu,
-       .pad_output = true},
-      {.bank = down.get(), .plan = &plan.plan, .input = hidden.view(), .output = y.view()}};
-  Choices choices;
-  cuda::ProductTuning tuning(&choices);
-  tuning.Record(true);
-  for (const LinearArgs& a : args) EXPECT_EQ(tuning.Tile(a), cuda::LinearTile::kAuto);
-  const auto device = [](cudaStream_t stream, void* output, size_t bytes) {
-    return std::unique_ptr<cuda::TuneDevice>(new CountingDevice(stream, output, bytes));
-  };
-  const auto messages = tuning.Measure(kNoLimit, device, nullptr);
-  ASSERT_TRUE(messages.ok()) << messages.status();
-  EXPECT_EQ(*messages, std::vector<std::string>());
-  EXPECT_EQ(tuning.measured(), 8);  // 1, 4, 16 and 60 rows
-  for (const LinearArgs& a : args) {
-    EXPECT_NE(tuning.Tile(a), cuda::LinearTile::kAuto);
-    EXPECT_NE(tuning.Tile(a), cuda::DefaultInt8Tile(a));
+    std::vector<float> values = random.Normals(size);
+    if (type.mxfp4) {
+      for (float& v : values) v = v < 0.0f ? -0.5f : 1.5f;
+    }
+    bank->LoadWeight(e, LinearBank::Half::kMain, 0, MakeTensor(values, {rows, columns}));
+  }
+  EXPECT_TRUE(bank->holds_weights());
+  return bank;
+}
+
+// Products with other weights than bf16, both those of gathered rows and others. Each plausible
+// tile is run and has the bits of the default, or there would be a message.
+TEST(ProductTuningTest, ProductsOfEachStoredType) {
+  const StoredType types[] = {
+      {.quantization = Quantization::kInt8Channel, .usual = cuda::DefaultInt8Tile},
+      {.quantization = Quantization::kInt4K, .usual = cuda::DefaultInt4Tile},
+      {.quantization = Quantization::kInt8, .usual = cuda::DefaultGroupedTile},
+      {.quantization = Quantization::kInt4, .usual = cuda::DefaultGroupedTile},
+      {.mxfp4 = true, .usual = cuda::DefaultMxfp4Tile},
+      {.fp8 = true, .usual = cuda::DefaultFp8Tile}};
+  for (const StoredType& type : types) {
+    Random random(5);
+    const std::vector<int> widths = {24, 72, 40};
+    const auto up = BankOfType(type, {64}, widths, random);
+    const auto down = BankOfType(type, widths, {64, 64, 64}, random);
+    SCOPED_TRACE(up->signature());
+    const DevicePlan plan(3, std::vector<std::vector<int>>(60, {0, 2}), 0);
+    DeviceRows x(60, 64, 64, DType::kBF16, random.Normals(60 * 64));
+    DeviceRows hidden(120, 80, 80, DType::kBF16), y(120, 64, 64, DType::kF32);
+    const LinearArgs args[] = {
+        {.bank = up.get(),
+         .plan = &plan.plan,
+         .gather = true,
+         .input = x.view(),
+         .output = hidden.view(),
+         .activation = ActivationKind::kGelu,
+         .pad_output = true},
+        {.bank = down.get(), .plan = &plan.plan, .input = hidden.view(), .output = y.view()}};
+    Choices choices;
+    cuda::ProductTuning tuning(&choices);
+    tuning.Record(true);
+    for (const LinearArgs& a : args) EXPECT_EQ(tuning.Tile(a), cuda::LinearTile::kAuto);
+    const auto messages = tuning.Measure(kNoLimit, NewCountingDevice, nullptr);
+    ASSERT_TRUE(messages.ok()) << messages.status();
+    EXPECT_EQ(*messages, std::vector<std::string>());
+    EXPECT_EQ(tuning.measured(), 8);  // 1, 4, 16 and 60 rows
+    for (const LinearArgs& a : args) {
+      EXPECT_NE(tuning.Tile(a), cuda::LinearTile::kAuto);
+      EXPECT_NE(tuning.Tile(a), type.usual(a));
+    }
   }
 }
 
@@ -417,23 +458,27 @@ TEST(AttentionTuningTest, MeasuresWhatWasRecorded) {
   if (!cuda::TiledWgmmaFits()) GTEST_SKIP() << "one kernel only";
   using cuda::AttentionTiles;
   const int32_t some = 0;
-  cuda::AttentionLaunch window = RecordedAttention(100, 100), routed = window, both = window;
+  cuda::AttentionLaunch window = RecordedAttention(100, 100), routed = window, both = window,
+                        int8 = window;
   window.seen.window = 30;
   routed.rows = {&some, &some, &some, 3};
   routed.query_stride = routed.output_stride = 2 * 64;
   routed.heads = 2;
   both.seen.causal = false;
+  int8.cache.type = KvCacheType::kInt8;
+  int8.cache.head_stride += cuda::kCacheScaleBytes;
+  int8.cache.block_stride += 2 * cuda::kCacheScaleBytes;
   Choices choices;
   cuda::AttentionTuning tuning(&choices);
   EXPECT_EQ(tuning.Tiles(RecordedAttention(50, 0)), AttentionTiles::kAuto);
   tuning.Record(true);
-  for (const cuda::AttentionLaunch& a : {RecordedAttention(100, 100), window, routed, both}) {
+  for (const cuda::AttentionLaunch& a : {RecordedAttention(100, 100), window, routed, both, int8}) {
     EXPECT_EQ(tuning.Tiles(a), AttentionTiles::kAuto);
   }
   const auto messages = tuning.Measure(kNoLimit, NewCountingDevice, nullptr);
   ASSERT_TRUE(messages.ok()) << messages.status();
   EXPECT_EQ(*messages, std::vector<std::string>());
-  EXPECT_EQ(tuning.measured(), 12);  // 16, 64 and 100 tokens
+  EXPECT_EQ(tuning.measured(), 15);  // 16, 64 and 100 tokens
   EXPECT_EQ(tuning.left_out(), 0);
   // The candidate that is prepared last seems to be the fastest.
   EXPECT_EQ(tuning.Tiles(RecordedAttention(50, 0)), AttentionTiles::kPingPong);
@@ -441,12 +486,13 @@ TEST(AttentionTuningTest, MeasuresWhatWasRecorded) {
   cuda::AttentionLaunch other = RecordedAttention(50, 0);
   other.heads = 2;
   EXPECT_EQ(tuning.Tiles(other), AttentionTiles::kAuto);
-  // What is known is not measured again, and f32 and int8 caches have one kernel.
+  int8.step.tokens = 50;
+  int8.tiled_from = 0;
+  EXPECT_EQ(tuning.Tiles(int8), AttentionTiles::kPingPong);
+  // What is known is not measured again, and f32 caches have one kernel.
   tuning.Record(true);
   tuning.Tiles(RecordedAttention(100, 0));
   other.cache.type = KvCacheType::kF32;
-  tuning.Tiles(other);
-  other.cache.type = KvCacheType::kInt8;
   tuning.Tiles(other);
   ASSERT_TRUE(tuning.Measure({}, NewCountingDevice, nullptr).ok());
   EXPECT_EQ(tuning.measured(), 0);

@@ -84,8 +84,7 @@ class MovableBankTest : public ::testing::Test {
 
 TEST_F(MovableBankTest, TheMemoryOfAnExpertThatGoesIsFreed) {
   const auto bank = Bank(0, {kWidth, 0, kWidth});
-  const std::span<const char> first = bank->packed_bytes().first(size_t{4} * kWidth * kWidth);
-  const std::span<const char> last = bank->packed_bytes().last(first.size());
+  const std::span<const char> first = bank->packed_bytes(0), last = bank->packed_bytes(2);
   const int64_t before = Zeros(first);
   auto memory = Movable(*bank).DropExpert(0);
   ASSERT_NE(memory, nullptr);
@@ -114,6 +113,20 @@ TEST_F(MovableBankTest, ABankTakesWhatItLacks) {
   EXPECT_FALSE(Movable(*bank).TakesFrom(*Bank(0, {0, 0, kWidth, 0})));
   Movable(*bank).DropExpert(0);
   EXPECT_TRUE(Movable(*bank).TakesFrom(*Bank(0, {0, 0, kWidth}, DType::kBF16)));
+}
+
+// Such as a bank that reads a mapped file.
+TEST_F(MovableBankTest, ABankOfPackedBytesStaysAsItIs) {
+  const auto source = Bank(0, {kWidth, 0, kWidth});
+  PackedBytes packed{.experts = {}, .owner = nullptr};
+  for (int e = 0; e < 3; ++e) packed.experts.push_back(source->packed_bytes(e));
+  const auto bank = backends_[0]->NewPackedBank(source->shape(), std::move(packed));
+  ASSERT_TRUE(bank.ok()) << bank.status();
+  EXPECT_TRUE(Movable(*source).CanTake());
+  EXPECT_FALSE(Movable(**bank).CanTake());
+  EXPECT_FALSE(Movable(**bank).TakesFrom(*Bank(0, {0, kWidth, 0})));
+  EXPECT_EQ(Movable(**bank).DropExpert(0), nullptr);
+  EXPECT_EQ((*bank)->packed_bytes(0).data(), source->packed_bytes(0).data());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // an engine alone.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <memory>
 #include <thread>
 
@@ -13,6 +14,7 @@
 #include "model_loaders/checkpoint/loader.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/golden.h"
+#include "tests/support/native_model.h"
 
 namespace moeserve::testing {
 namespace {
@@ -25,6 +27,7 @@ struct RankedModel {
   const char* folder;
   Quantization quantization = Quantization::kNone;
   bool predictions = false;
+  bool pair = false;  // an encoder and a decoder
 };
 void PrintTo(const RankedModel& m, std::ostream* out) { *out << m.name; }
 
@@ -51,7 +54,7 @@ class MovingLeader final : public StepListener {
   MovingLeader(Leader& leader, bool moves) : leader_(leader), moves_(moves) {}
   void Loaded(Model& model) override { leader_.Loaded(model); }
   void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
-                  const PredictionSources& sources) override {
+                  const PredictionSources& sources, const StepDivision& division) override {
     if (moves_ && ++steps_ % 3 == 0) {
       const auto [placement, busy] = leader_.placement();
       EXPECT_FALSE(busy) << "step " << steps_;
@@ -65,7 +68,7 @@ class MovingLeader final : public StepListener {
       leader_.Announce(
           std::make_shared<ExpertPlacement>(ranks, std::move(blocks), placement->version() + 1));
     }
-    leader_.BeforeStep(kind, batch, cache, sources);
+    leader_.BeforeStep(kind, batch, cache, sources, division);
   }
   absl::Status AfterStep(uint64_t checksum, const absl::Status& own) override {
     return leader_.AfterStep(checksum, own);
@@ -84,29 +87,47 @@ enum class Moves {
   kImpossible,  // they should, but no rank has files to load them from
 };
 
+// What the ranks divide beside the experts.
+struct Splits {
+  SplitChoice rows = SplitChoice::kAuto, head = SplitChoice::kAuto;
+};
+
+struct RanksSetting {
+  Splits splits = {};
+  Moves moves = Moves::kNone;
+  std::filesystem::path packed_folder = {};  // of a packed cache; empty: there is none
+};
+
 // An engine at rank 0 and followers on threads.
 class RankedEngine {
  public:
   static std::unique_ptr<RankedEngine> Start(const RankedModel& model, const EngineOptions& options,
-                                             int ranks, Moves moves = Moves::kNone) {
+                                             int ranks, const RanksSetting& setting = {}) {
     auto ranked = std::make_unique<RankedEngine>();
     const absl::Status opened = ExpertFiles::Open(model, ranked->files_);
     EXPECT_TRUE(opened.ok()) << opened;
     std::vector<std::unique_ptr<Transport>> transports = LoopbackTransports(ranks);
     for (int r = 1; r < ranks; ++r) {
       ranked->followers_.emplace_back(
-          [&model, moves, transport = std::move(transports[static_cast<size_t>(r)])]() mutable {
-            const absl::Status status = Follow(model, moves, std::move(transport));
+          [&model, setting, transport = std::move(transports[static_cast<size_t>(r)])]() mutable {
+            const absl::Status status = Follow(model, setting, std::move(transport));
             EXPECT_TRUE(status.ok()) << status;
           });
     }
     const MessageExchange::Options checked{.timeout = absl::Seconds(100), .check_order = true};
     ranked->exchange_ = std::make_unique<MessageExchange>(std::move(transports[0]), checked);
-    ranked->leader_ = std::make_unique<Leader>(*ranked->exchange_, SourceOf(ranked->files_, moves));
-    ranked->moving_ = std::make_unique<MovingLeader>(*ranked->leader_, moves != Moves::kNone);
-    auto engine = TestEngine::Start(
-        SourcePath(model.folder), options, Compute(model), "cpu", model.quantization, {},
-        model.predictions, {ranked->exchange_.get(), ranked->moving_.get(), &ranked->watch_});
+    ranked->leader_ =
+        std::make_unique<Leader>(*ranked->exchange_, SourceOf(ranked->files_, setting.moves));
+    ranked->moving_ =
+        std::make_unique<MovingLeader>(*ranked->leader_, setting.moves != Moves::kNone);
+    auto engine = TestEngine::Start(SourcePath(model.folder), options, Compute(model), "cpu",
+                                    model.quantization, {}, model.predictions,
+                                    {.exchange = ranked->exchange_.get(),
+                                     .listener = ranked->moving_.get(),
+                                     .load_watch = &ranked->watch_,
+                                     .split_rows = setting.splits.rows,
+                                     .split_head = setting.splits.head,
+                                     .packed_folder = setting.packed_folder});
     EXPECT_TRUE(engine.ok()) << engine.status();
     if (engine.ok()) ranked->engine_ = *std::move(engine);
     return ranked;
@@ -137,13 +158,13 @@ class RankedEngine {
     source.waits = moves == Moves::kAlways;
     return source;
   }
-  static absl::Status Follow(const RankedModel& model, Moves moves,
+  static absl::Status Follow(const RankedModel& model, const RanksSetting& setting,
                              std::unique_ptr<Transport> transport) {
     MessageExchange exchange(std::move(transport),
                              {.timeout = absl::Seconds(100), .check_order = true});
     ExpertFiles files;
     MOESERVE_RETURN_IF_ERROR(ExpertFiles::Open(model, files));
-    Follower follower(exchange, kStepLimits, SourceOf(files, moves));
+    Follower follower(exchange, kStepLimits, SourceOf(files, setting.moves));
     LoadOptions load{.require_tokenizer = false};
     load.predictions = model.predictions;
     MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
@@ -151,14 +172,21 @@ class RankedEngine {
     MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend,
                               CreateBackend({.device = "cpu", .threads = 1}));
     const ExpertPlacement placement = ExpertPlacement::Balanced(checkpoint.spec, exchange.ranks());
+    std::unique_ptr<PackedCache> packed;
+    if (!setting.packed_folder.empty()) {
+      MOESERVE_ASSIGN_OR_RETURN(packed, OpenPacked(setting.packed_folder, checkpoint, *backend));
+    }
     MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> loaded,
                               Model::Create(checkpoint.spec,
                                             {.compute = Compute(model),
                                              .quantization = model.quantization,
                                              .exchange = &exchange,
                                              .placement = &placement,
+                                             .split_rows = setting.splits.rows,
+                                             .split_head = setting.splits.head,
                                              .listener = &follower},
-                                            *checkpoint.weights, *backend));
+                                            *checkpoint.weights, *backend, packed.get()));
+    EXPECT_TRUE(packed == nullptr || packed->found() > 0);
     return follower.Run(*loaded);
   }
 
@@ -191,6 +219,7 @@ class RanksEngineTest : public ::testing::TestWithParam<RankedModel> {
     Request r;
     r.id = std::to_string(i);
     for (int t = 0; t < 20 + i % 3; ++t) r.prompt.push_back((t * 7 + (t > 16 ? i : i % 2)) % 40);
+    if (GetParam().pair) r.source = r.prompt;
     r.sampling.max_tokens = 12;
     r.sampling.temperature = i % 3 == 2 ? 0.9 : 0.0;
     r.sampling.seed = static_cast<uint64_t>(i);
@@ -246,10 +275,19 @@ TEST_P(RanksEngineTest, AnswersAndStatisticsAreThoseOfOneProcess) {
     alone = OneAfterAnother(**engine);
     expected = (*engine)->get().ExpertSnapshot();
   }
-  for (const int ranks : {2, 4}) {
+  struct Setup {
+    int ranks;
+    // Of one request after another, and of steps of 1 to 9 rows. Of the former, auto divides the
+    // prompts alone between two ranks.
+    Splits alone, together;
+  };
+  constexpr SplitChoice kAuto = SplitChoice::kAuto, kOn = SplitChoice::kOn,
+                        kOff = SplitChoice::kOff;
+  for (const auto& [ranks, splits, splits_together] :
+       {Setup{2, {kAuto, kOn}, {kOff, kOff}}, Setup{4, {kOff, kAuto}, {kOn, kOn}}}) {
     SCOPED_TRACE(ranks);
     {
-      const auto ranked = RankedEngine::Start(GetParam(), Options(), ranks);
+      const auto ranked = RankedEngine::Start(GetParam(), Options(), ranks, {.splits = splits});
       ASSERT_TRUE(ranked->started());
       ExpectSame(OneAfterAnother(ranked->engine()), alone);
       const ExpertStats found = ranked->engine().get().ExpertSnapshot();
@@ -263,7 +301,8 @@ TEST_P(RanksEngineTest, AnswersAndStatisticsAreThoseOfOneProcess) {
     options.max_num_seqs = 4;
     options.max_step_tokens = 9;
     options.kv_cache_bytes = 2 * one_sequence;
-    const auto ranked = RankedEngine::Start(GetParam(), options, ranks);
+    const auto ranked =
+        RankedEngine::Start(GetParam(), options, ranks, {.splits = splits_together});
     ASSERT_TRUE(ranked->started());
     ExpectSame(Together(ranked->engine()), alone);
   }
@@ -278,9 +317,12 @@ TEST_P(RanksEngineTest, AnswersAreTheSameWhileExpertsMove) {
     ASSERT_TRUE(engine.ok()) << engine.status();
     alone = OneAfterAnother(**engine);
   }
-  for (const int ranks : {2, 3}) {
+  constexpr Splits kUndivided{SplitChoice::kOff, SplitChoice::kOff};
+  constexpr Splits kDivided{SplitChoice::kOn, SplitChoice::kOn};
+  for (const auto& [ranks, splits] : {std::pair(2, kUndivided), std::pair(3, kDivided)}) {
     SCOPED_TRACE(ranks);
-    const auto ranked = RankedEngine::Start(GetParam(), Options(), ranks, Moves::kAlways);
+    const auto ranked = RankedEngine::Start(GetParam(), Options(), ranks,
+                                            {.splits = splits, .moves = Moves::kAlways});
     ASSERT_TRUE(ranked->started());
     ExpectSame(OneAfterAnother(ranked->engine()), alone);
     // The last one may not be in use yet.
@@ -291,10 +333,29 @@ TEST_P(RanksEngineTest, AnswersAreTheSameWhileExpertsMove) {
 
 // Ranks that cannot load an expert go on with the experts that they have.
 TEST_P(RanksEngineTest, ExpertsThatCannotMoveStay) {
-  const auto ranked = RankedEngine::Start(GetParam(), Options(), 2, Moves::kImpossible);
+  const auto ranked = RankedEngine::Start(GetParam(), Options(), 2, {.moves = Moves::kImpossible});
   ASSERT_TRUE(ranked->started());
   const Answers first = OneAfterAnother(ranked->engine());
   ExpectSame(OneAfterAnother(ranked->engine()), first);
+  EXPECT_EQ(ranked->placements(), 1);
+}
+
+// Ranks that read their experts from mapped files leave them there.
+TEST_P(RanksEngineTest, ExpertsOfMappedFilesStay) {
+  const TempFolder folder;
+  Answers alone;
+  {
+    const auto engine = TestEngine::Start(
+        SourcePath(GetParam().folder), Options(), RankedEngine::Compute(GetParam()), "cpu",
+        GetParam().quantization, {}, GetParam().predictions, {.packed_folder = folder.path()});
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    alone = OneAfterAnother(**engine);
+  }
+  const auto ranked = RankedEngine::Start(
+      GetParam(), Options(), 2, {.moves = Moves::kAlways, .packed_folder = folder.path()});
+  ASSERT_TRUE(ranked->started());
+  ExpectSame(OneAfterAnother(ranked->engine()), alone);
+  EXPECT_GT(ranked->steps(), 6);
   EXPECT_EQ(ranked->placements(), 1);
 }
 
@@ -331,6 +392,7 @@ TEST_P(RanksEngineTest, UnequalRanksAreRebalanced) {
 constexpr RankedModel kModels[] = {
     {"mh_moe", "deploy/models/mh-moe"},
     {"moa", "deploy/models/moa"},
+    {"moa_translator", "deploy/models/moa-translator", Quantization::kNone, false, true},
     {"hmoe_topp", "deploy/models/hmoe-topp", Quantization::kInt8Channel},
     {"hmoe_topp_int4_k", "deploy/models/hmoe-topp", Quantization::kInt4K},
     {"deepseek_v3_mtp", "tests/golden/families/deepseek-v3-mtp", Quantization::kNone, true},

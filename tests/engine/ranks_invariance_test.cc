@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <thread>
 
@@ -11,6 +12,7 @@
 #include "tests/support/family_cases.h"
 #include "tests/support/golden.h"
 #include "tests/support/model_runner.h"
+#include "tests/support/native_model.h"
 
 namespace moeserve::testing {
 namespace {
@@ -132,6 +134,7 @@ class RanksInvarianceTest : public ::testing::TestWithParam<RanksSetup> {
       bytes += found[r].weight_bytes;
       EXPECT_EQ(found[r].logits.size(), expected.logits.size());
       if (found[r].logits.size() != expected.logits.size()) continue;
+      if (r > 0 && options.split_head != SplitChoice::kOff) continue;
       EXPECT_EQ(std::memcmp(found[r].logits.data(), expected.logits.data(),
                             expected.logits.size() * sizeof(float)),
                 0)
@@ -144,20 +147,47 @@ class RanksInvarianceTest : public ::testing::TestWithParam<RanksSetup> {
 };
 
 TEST_P(RanksInvarianceTest, LogitsHaveTheBitsOfOneProcess) {
+  constexpr SplitChoice kAuto = SplitChoice::kAuto, kOn = SplitChoice::kOn,
+                        kOff = SplitChoice::kOff;
   const Outcome one = RunSteps(Options());
   ASSERT_FALSE(one.logits.empty());
-  RunRanks(1, one, Options());
-  const int64_t shared = RunRanks(2, one, Options());
-  RunRanks(4, one, Options());
-  RunnerOptions options = Options();
-  options.placement = Copies;
-  const int64_t copied = RunRanks(2, one, options);
-  options.placement = AllOnTheLast;
-  EXPECT_EQ(RunRanks(2, one, options), shared) << "an expert is on one rank";
+  const auto run = [&](int ranks, SplitChoice rows, SplitChoice head,
+                       ExpertPlacement (*placement)(const ModelSpec&, int)) {
+    SCOPED_TRACE(ranks);
+    RunnerOptions options = Options();
+    options.placement = placement;
+    options.split_rows = rows;
+    options.split_head = head;
+    return RunRanks(ranks, one, options);
+  };
+  run(1, kOn, kOn, ExpertPlacement::Balanced);
+  const int64_t shared = run(2, kOff, kOff, ExpertPlacement::Balanced);
+  // Of 1 to 3 tokens, some ranks have no row.
+  run(4, kOn, kOn, ExpertPlacement::Balanced);
+  const int64_t copied = run(2, kOn, kOff, Copies);
+  EXPECT_EQ(run(2, kAuto, kOff, AllOnTheLast), shared) << "an expert is on one rank";
   // With copies, both ranks have everything.
   EXPECT_EQ(copied, 2 * one.weight_bytes);
   EXPECT_LE(shared, copied);
-  RunRanks(3, one, options);
+  run(3, kOn, kAuto, AllOnTheLast);
+}
+
+// The ranks read their experts from files that one process has written.
+TEST_P(RanksInvarianceTest, RanksSharePackedFiles) {
+  const TempFolder folder;
+  RunnerOptions options = Options();
+  options.packed_folder = folder.path();
+  const Outcome one = RunSteps(options);
+  ASSERT_FALSE(one.logits.empty());
+  const auto files = [&] {
+    return std::distance(std::filesystem::directory_iterator(folder.path()),
+                         std::filesystem::directory_iterator());
+  };
+  const auto written = files();
+  ASSERT_GT(written, 0);
+  const int64_t shared = RunRanks(2, one, options);
+  EXPECT_EQ(files(), written);
+  EXPECT_EQ(RunRanks(2, one, Options()), shared) << "a rank has its share";
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, RanksInvarianceTest, ::testing::ValuesIn(RanksSetups()),

@@ -47,6 +47,10 @@ StepMessage RandomMessage(std::mt19937& random) {
   }
   if (random() % 2 == 0) m.source_rows = Numbers<int32_t>(random, tokens, 100);
   m.predicted = random() % 2;
+  m.divide_rows = random() % 2;
+  for (size_t t = 0; t < tokens; t += 1 + random() % 20) {
+    m.logit_rows.push_back(static_cast<int32_t>(t));
+  }
   m.placement_version = 1 + random() % 100;
   if (random() % 2 == 0) {
     m.next_version = m.placement_version + 1;
@@ -138,9 +142,16 @@ TEST(StepMessageTest, LimitsAndVersionsAreNamed) {
   m.sequence = {0};
   std::string bytes = Serialize(m);
   EXPECT_TRUE(ParseStepMessage(bytes, kLimits).ok());
+  m.logit_rows = {0, 0};
+  m.tokens = m.positions = m.sequence = {0, 0};
+  EXPECT_THAT(ParseStepMessage(Serialize(m), kLimits).status().ToString(),
+              ::testing::HasSubstr("row of logits: expected 1 to 2 exclusive, found 0"));
+  m.logit_rows = {2};
+  EXPECT_THAT(ParseStepMessage(Serialize(m), kLimits).status().ToString(),
+              ::testing::HasSubstr("row of logits: expected 0 to 2 exclusive, found 2"));
   bytes[4] = 9;
   EXPECT_THAT(ParseStepMessage(bytes, kLimits).status().ToString(),
-              ::testing::HasSubstr("expected version 1, found 9"));
+              ::testing::HasSubstr("expected version 3, found 9"));
 }
 
 }  // namespace

@@ -200,6 +200,11 @@ def write(out):
             for name in archive.namelist():
                 if name.endswith("data.pkl"):
                     (out / "pickle" / path.stem).write_bytes(archive.read(name))
+    text = lambda t: struct.pack("<I", len(t)) + t
+    (out / "rank_messages/report").write_bytes(
+        b"\1" + struct.pack("<I", 0) + text(b"") + text(b"host") + struct.pack("<I", 1) +
+        text(b"version") + text(b"1"))
+    (out / "rank_messages/step").write_bytes(bytes(200))
     for target in ("pickle", "torch"):
         (out / target / "state").write_bytes(state_dict())
 

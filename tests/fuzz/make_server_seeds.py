@@ -295,6 +295,8 @@ def packed_cache():
     for bank in (0, 1, 2, 3, 4, 7, 12, 15, 28, 31):
         yield bytes([bank, 6])
     yield bytes([1, 6]) + struct.pack("<HB", 4096, 9)
+    yield bytes([1, 4]) + struct.pack("<HB", 4096, 9)
+    yield bytes([1, 14]) + struct.pack("<HB", 4096, 9)
     yield bytes([4, 4]) + struct.pack("<HB", 12, 1) + bytes([20])
     yield bytes([0, 1]) + b"moepack\n"
 

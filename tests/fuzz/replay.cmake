@@ -21,7 +21,8 @@ file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/fuzz/replay_targets.inc
   CONTENT "${replay_targets}")
 
 add_executable(fuzz_replay ${CMAKE_CURRENT_LIST_DIR}/replay.cc ${replay_sources}
-  ${CMAKE_CURRENT_LIST_DIR}/bundled_model.cc model_loaders/torch_bytes.cc)
+  ${CMAKE_CURRENT_LIST_DIR}/bundled_model.cc model_loaders/torch_bytes.cc
+  ${PROJECT_SOURCE_DIR}/server/commands/ranks/start_facts.cc)
 target_include_directories(fuzz_replay PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/fuzz)
 target_include_directories(fuzz_replay SYSTEM PRIVATE ${Boost_INCLUDE_DIRS})
 target_compile_definitions(fuzz_replay PRIVATE MOESERVE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")

@@ -4,6 +4,7 @@
 # that defines it is missing here.
 set(parts
   engine/weights/packed_cache.cc
+  engine/tiers/packed_file.cc
   engine/routes/route_layout.cc
   engine/routes/routing_control.cc
   engine/routes/routing_record.cc

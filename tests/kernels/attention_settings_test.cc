@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "tests/reference/oracle.h"
@@ -156,6 +157,62 @@ TEST_P(AttentionSettingsTest, QueriesGrowWithTheirPositions) {
         EXPECT_NEAR(row[static_cast<size_t>(i)], x[t * cols + i] * factor, 1e-6 * factor * 4);
       }
     }
+  }
+}
+
+// The rows of some tokens of a step, as a rank computes them.
+TEST_P(AttentionSettingsTest, RowsOfSomeTokensHaveTheBitsOfAllRows) {
+  if (backend_->rank_ops() == nullptr) GTEST_SKIP() << "rows of all tokens only";
+  Random random(33);
+  constexpr int kTokens = 70, kDim = 32, kFirstSequence = 41;
+  const std::vector<std::vector<int32_t>> pages = {{3, 0, 5}, {1, 4, 2}};
+  const std::vector<std::span<const int32_t>> tables = {pages[0], pages[1]};
+  std::vector<int32_t> position, sequence;
+  for (int t = 0; t < kTokens; ++t) {
+    sequence.push_back(t < kFirstSequence ? 0 : 1);
+    position.push_back(t < kFirstSequence ? t : t - kFirstSequence);
+  }
+  const std::vector<float> k = random.Normals(int64_t{kTokens} * kKvHeads * kDim);
+  const std::vector<float> v = random.Normals(int64_t{kTokens} * kKvHeads * kDim);
+  const std::vector<float> q = random.Normals(int64_t{kTokens} * kHeads * kDim);
+  for (const KvCacheType type : {KvCacheType::kF32, KvCacheType::kBF16, KvCacheType::kInt8}) {
+    auto cache = std::move(backend_->NewKvCache({{kKvHeads, kDim}}, type, {6})).value();
+    backend_->BeginStep({.token_ids = sequence,
+                         .position = position,
+                         .sequence = sequence,
+                         .page_tables = tables,
+                         .cache = cache.get()},
+                        nullptr, false);
+    const DeviceRows keys = MakeRows(*backend_, k, kKvHeads * kDim);
+    const DeviceRows values = MakeRows(*backend_, v, kKvHeads * kDim);
+    backend_->AppendKv({.cache = cache.get(), .keys = keys.view, .values = values.view});
+    const auto rows_of = [&](int first, int last) {
+      const auto at = [&](int token) { return q.begin() + int64_t{token} * kHeads * kDim; };
+      const DeviceRows query = MakeRows(*backend_, {at(first), at(last)}, kHeads * kDim);
+      RopeSettings rope;
+      rope.head_dim = rope.dimensions = kDim;
+      backend_->Rope({.settings = rope, .rows = query.view, .first_token = first});
+      backend_->ScaleByPosition({.scale = {.step = 7.0, .factor = 0.3, .first = 1},
+                                 .rows = query.view,
+                                 .first_token = first});
+      const DeviceRows output =
+          MakeRows(*backend_, last - first, kHeads * kDim, kHeads * kDim, DType::kF32, nullptr);
+      backend_->Attention({.cache = cache.get(),
+                           .first_token = first,
+                           .heads = kHeads,
+                           .scale = 0.25f,
+                           .query = query.view,
+                           .output = output.view});
+      return HostRows(*backend_, output.view);
+    };
+    std::vector<float> parts;
+    for (const auto& [first, last] : {std::pair(0, 23), {23, 23}, {23, 46}, {46, kTokens}}) {
+      const std::vector<float> part = rows_of(first, last);
+      parts.insert(parts.end(), part.begin(), part.end());
+    }
+    const std::vector<float> all = rows_of(0, kTokens);
+    ASSERT_EQ(parts.size(), all.size());
+    EXPECT_EQ(std::memcmp(parts.data(), all.data(), all.size() * sizeof(float)), 0);
   }
 }
 

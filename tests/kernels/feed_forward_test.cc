@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -135,6 +136,71 @@ TEST_P(FeedForwardTest, HasTheBitsOfTheTwoProducts) {
               << static_cast<int>(t.quantization) << ", gated " << gated << ", " << rows
               << " rows, " << threads << " threads";
           ASSERT_TRUE(std::all_of(a.begin(), a.end(), [](float v) { return v == v; }));
+        }
+      }
+    }
+  }
+}
+
+// The order of the experts in a plan changes no bit of products, whatever experts it has.
+TEST_P(FeedForwardTest, AnyOrderOfExpertsHasTheSameBits) {
+  const std::vector<int> widths = {40, 16, 7, 130, 64, 1, 33, 96, 160};
+  const auto experts = static_cast<int>(widths.size());
+  const int model = 72, stride = 176;
+  for (const int threads : {1, 3}) {
+    const std::unique_ptr<Backend> backend = MakeBackend(threads);
+    for (const FeedForwardTypes& t : kFeedForwardTypes) {
+      Random random(11);
+      const Banks banks = MakeBanks(*backend, random, t, widths, model, true);
+      for (const int rows : {1, 5, 230}) {
+        const Grouped grouped = MakePlan(*backend, experts, UnevenRoutes(random, experts, rows));
+        const std::vector<float> values = random.Normals(int64_t{rows} * model);
+        const DeviceRows x = MakeRows(*backend, rows, model, model, t.rows, &values);
+        const auto run = [&](const RoutingPlan& plan, bool fused) {
+          const std::vector<float> ones(static_cast<size_t>(plan.num_assignments * stride), 1.0f);
+          const int64_t n = plan.num_assignments;
+          const DeviceRows hidden = MakeRows(*backend, n, stride, stride, t.rows, &ones);
+          const DeviceRows out = MakeRows(*backend, n, model, model, t.rows, &ones);
+          if (fused) {
+            backend->FusedFeedForward({.up = banks.up.get(),
+                                       .down = banks.down.get(),
+                                       .plan = &plan,
+                                       .gather = true,
+                                       .input = x.view,
+                                       .output = out.view,
+                                       .activation = ActivationKind::kSilu});
+          } else {
+            backend->Linear({.bank = banks.up.get(),
+                             .plan = &plan,
+                             .gather = true,
+                             .input = x.view,
+                             .output = hidden.view,
+                             .activation = ActivationKind::kSilu,
+                             .pad_output = true});
+            backend->Linear({.bank = banks.down.get(),
+                             .plan = &plan,
+                             .input = hidden.view,
+                             .output = out.view});
+          }
+          return HostRows(*backend, out.view);
+        };
+        const std::vector<float> expected = run(grouped.plan, false);
+        std::vector<int32_t> order(static_cast<size_t>(experts));
+        std::iota(order.begin(), order.end(), 0);
+        for (int early = 0; early <= experts; early += early == 0 ? 1 : 4) {
+          for (size_t i = order.size() - 1; i > 0; --i) {
+            std::swap(order[i], order[static_cast<size_t>(random.Below(static_cast<int>(i) + 1))]);
+          }
+          RoutingPlan plan = grouped.plan;
+          plan.order = order.data();
+          plan.num_early = early;
+          for (const bool fused : {false, true}) {
+            const std::vector<float> found = run(plan, fused);
+            ASSERT_EQ(std::memcmp(found.data(), expected.data(), expected.size() * sizeof(float)),
+                      0)
+                << Name(t.weights) << ' ' << static_cast<int>(t.quantization) << ", " << rows
+                << " rows, " << early << " early, fused " << fused;
+          }
         }
       }
     }

@@ -552,8 +552,8 @@ TEST_P(RowsTest, AddNormOfAWeightedSum) {
 }
 
 // A linear layer whose rows are the norm of a sum, or a sum of experts' results, has the bits of
-// the operations one by one. The layers are small enough for one launch, or not, and so are the
-// rows.
+// the operations one by one. The layers are small enough for one cluster of blocks, for one launch,
+// or not, and so are the rows.
 TEST_P(RowsTest, LinearOfRowsThatComeFirst) {
   struct Shape {
     int rows, width, outputs;
@@ -571,7 +571,9 @@ TEST_P(RowsTest, LinearOfRowsThatComeFirst) {
         Shape{1, 768, 384, DType::kBF16, 4, true},
         Shape{5, 40, 200, DType::kBF16, 5, false, false, false, ActivationKind::kRelu},
         Shape{8, 96, 96, DType::kBF16, 2}, Shape{3, 64, 64, DType::kF32, 4},
-        Shape{1, 64, 4096, DType::kBF16, 4}}) {
+        Shape{1, 64, 4096, DType::kBF16, 4},
+        Shape{4, 1032, 2000, DType::kBF16, 1, true, false, true},
+        Shape{1, 264, 12000, DType::kBF16, 1, true}}) {
     const int part = s.width / s.parts, sums = s.rows * s.parts;
     std::vector<std::vector<int>> routes;
     for (int r = 0; r < sums; ++r) {

@@ -115,6 +115,43 @@ TEST(BlockScaledTest, PartsAreThoseOfTheWidenedMatrix) {
   }
 }
 
+TEST(BlockScaledTest, Fp8IsKeptIf128ColumnsHaveOneScale) {
+  const std::vector<int64_t> shape = {6, 400};
+  const std::string values(6 * 400, '\x38');
+  std::vector<float> scales;
+  for (int i = 0; i < 2 * 4; ++i) scales.push_back(static_cast<float>(i + 1));
+  const BlockScaledData data{
+      .values = values,
+      .scales = {reinterpret_cast<const char*>(scales.data()), scales.size() * sizeof(float)},
+      .scale_type = ElementType::kF32};
+  const auto kept = [&](int columns, int64_t first, const std::vector<int64_t>& part_shape) {
+    StoredPart part =
+        WholeOf(shape, {.kind = BlockFormatKind::kFp8, .rows = 4, .columns = columns});
+    part.first_element = first;
+    return KeptFp8(part, data, part_shape);
+  };
+  const auto all = kept(128, 0, shape);
+  ASSERT_TRUE(all.has_value());
+  ASSERT_EQ(all->scales.size(), 6u * 4u);
+  for (int r = 0; r < 6; ++r) {
+    for (int g = 0; g < 4; ++g) EXPECT_EQ(all->scales[r * 4 + g], scales[r / 4 * 4 + g]);
+  }
+  // A part that begins within a rectangle of rows, and at one of columns.
+  const auto some = kept(128, 3 * 400 + 128, {2, 200});
+  ASSERT_TRUE(some.has_value());
+  EXPECT_EQ(some->values - all->values, 3 * 400 + 128);
+  EXPECT_EQ(some->row_stride, 400);
+  EXPECT_EQ(some->scales, (std::vector<float>{2.0f, 3.0f, 6.0f, 7.0f}));
+  EXPECT_FALSE(kept(128, 64, {2, 200}).has_value());
+  EXPECT_TRUE(kept(128, 64, {2, 64}).has_value());  // within one rectangle
+  EXPECT_FALSE(kept(100, 0, shape).has_value());
+  EXPECT_TRUE(kept(100, 200, {6, 100}).has_value());
+  StoredPart transposed =
+      WholeOf(shape, {.kind = BlockFormatKind::kFp8, .rows = 4, .columns = 128});
+  std::swap(transposed.row_stride, transposed.column_stride);
+  EXPECT_FALSE(KeptFp8(transposed, data, {400, 6}).has_value());
+}
+
 TEST(BlockScaledTest, RowsConsistOfWholeBlocks) {
   const TensorPlace place{.name = "w_blocks",
                           .shape = {4, 48},

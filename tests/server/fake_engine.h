@@ -64,6 +64,7 @@ class FakeEngine final : public Engine {
   void Cancel(const TokenSink* sink) override;
   bool Drain(absl::Time deadline) override;
   void Shutdown() override;
+  void Break(absl::Status) override {}
   EngineStats Stats() const override;
   EngineProgress Progress() const override;
   ExpertStats ExpertSnapshot() const override;

@@ -18,6 +18,7 @@ FLOORS = {
         "beam",
         "spec",
         "routes",
+        "tiers",
         "weights",
         "balance",
         "step",

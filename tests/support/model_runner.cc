@@ -8,12 +8,53 @@
 namespace moeserve::testing {
 namespace {
 
-// The weights of `source`, with RunnerOptions::mxfp4.
+// A matrix rounded to FP8, with what the numbers stand for.
+struct RoundedFp8 {
+  std::vector<uint8_t> codes;
+  std::vector<float> values;
+  Fp8Matrix matrix;
+};
+
+std::shared_ptr<RoundedFp8> RoundToFp8(const HostTensor& t) {
+  auto rounded = std::make_shared<RoundedFp8>();
+  const int64_t columns = t.shape[1];
+  for (int64_t i = 0; i < t.size(); i += std::min(kFp8ScaleInputs + 0L, columns - i % columns)) {
+    const int64_t group = std::min(kFp8ScaleInputs + 0L, columns - i % columns);
+    float largest = 1e-6f;
+    for (int64_t k = i; k < i + group; ++k) {
+      largest = std::max(largest, std::abs(ElementAsF32(t, k)));
+    }
+    const float scale = largest / 448.0f;
+    for (int64_t k = i; k < i + group; ++k) {
+      const float x = ElementAsF32(t, k) / scale;
+      int best = 0;
+      for (int code = 0; code < 127; ++code) {
+        if (std::abs(std::abs(x) - Fp8AsF32(code)) < std::abs(std::abs(x) - Fp8AsF32(best))) {
+          best = code;
+        }
+      }
+      rounded->codes.push_back(static_cast<uint8_t>(x < 0.0f ? best + 128 : best));
+      rounded->values.push_back(Fp8AsF32(rounded->codes.back()) * scale);
+    }
+    rounded->matrix.scales.push_back(scale);
+  }
+  rounded->matrix.rows = t.shape[0];
+  rounded->matrix.columns = rounded->matrix.row_stride = columns;
+  rounded->matrix.values = rounded->codes.data();
+  return rounded;
+}
+
+// The weights of `source`, with RunnerOptions::mxfp4 and round_to_fp8.
 class RunnerWeights : public WeightSource {
  public:
-  RunnerWeights(WeightSource& source, std::optional<bool> mxfp4) : source_(source), mxfp4_(mxfp4) {}
+  RunnerWeights(WeightSource& source, const RunnerOptions& options)
+      : source_(source), mxfp4_(options.mxfp4), round_to_fp8_(options.round_to_fp8) {}
   Result<HostTensor> Get(std::string_view name, const std::vector<int64_t>& shape) override {
     Result<HostTensor> tensor = source_.Get(name, shape);
+    if (tensor.ok() && Rounds(name, shape)) {
+      const std::shared_ptr<RoundedFp8> rounded = RoundToFp8(*tensor);
+      return HostTensor{rounded->values.data(), DType::kF32, shape, rounded};
+    }
     if (tensor.ok() && mxfp4_.has_value()) tensor->mxfp4 = *mxfp4_;
     return tensor;
   }
@@ -21,6 +62,15 @@ class RunnerWeights : public WeightSource {
                                                       const std::vector<int64_t>& shape,
                                                       Quantization type) override {
     return source_.GetQuantized(name, shape, type);
+  }
+  Result<std::optional<Fp8Matrix>> GetFp8(std::string_view name,
+                                          const std::vector<int64_t>& shape) override {
+    if (!Rounds(name, shape)) return source_.GetFp8(name, shape);
+    MOESERVE_ASSIGN_OR_RETURN(const HostTensor tensor, source_.Get(name, shape));
+    const std::shared_ptr<RoundedFp8> rounded = RoundToFp8(tensor);
+    std::optional<Fp8Matrix> matrix = rounded->matrix;
+    matrix->owner = rounded;
+    return matrix;
   }
   Result<std::vector<int32_t>> GetIds(std::string_view name,
                                       const std::vector<int64_t>& shape) override {
@@ -31,11 +81,25 @@ class RunnerWeights : public WeightSource {
   DType DominantDType() const override { return source_.DominantDType(); }
 
  private:
+  bool Rounds(std::string_view name, const std::vector<int64_t>& shape) const {
+    return round_to_fp8_ && shape.size() == 2 && name.find(".experts.") != std::string_view::npos &&
+           name.ends_with(".weight");
+  }
+
   WeightSource& source_;
   const std::optional<bool> mxfp4_;
+  const bool round_to_fp8_;
 };
 
 }  // namespace
+
+float Fp8AsF32(int code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float magnitude = exponent == 0
+                              ? std::ldexp(static_cast<float>(mantissa), -9)
+                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  return code < 128 ? magnitude : -magnitude;
+}
 
 Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::path& path,
                                                        const RunnerOptions& options) {
@@ -44,15 +108,29 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
   MOESERVE_ASSIGN_OR_RETURN(runner->backend_, CreateBackend({.device = options.device,
                                                              .threads = options.threads,
                                                              .cpu_isa = options.isa}));
-  ModelOptions model{.compute = options.compute, .quantization = options.quantization};
+  ModelOptions model{.compute = options.compute,
+                     .quantization = options.quantization,
+                     .keep_fp8 = options.keep_fp8,
+                     .tiers = options.tiers};
   if (options.exchange != nullptr) {
     runner->placement_ = options.placement(checkpoint.spec, options.exchange->ranks());
     model.exchange = options.exchange;
     model.placement = &runner->placement_;
+    model.split_rows = options.split_rows;
+    model.split_head = options.split_head;
   }
-  RunnerWeights weights(*checkpoint.weights, options.mxfp4);
-  MOESERVE_ASSIGN_OR_RETURN(runner->model_,
-                            Model::Create(checkpoint.spec, model, weights, *runner->backend_));
+  RunnerWeights weights(*checkpoint.weights, options);
+  std::unique_ptr<PackedCache> packed;
+  if (!options.packed_folder.empty()) {
+    PackedCacheOptions cache{.folder = options.packed_folder,
+                             .place = checkpoint.identity.place,
+                             .state = checkpoint.identity.state,
+                             .warn = {}};
+    MOESERVE_ASSIGN_OR_RETURN(packed, PackedCache::Open(std::move(cache), *runner->backend_));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(runner->model_, Model::Create(checkpoint.spec, model, weights,
+                                                          *runner->backend_, packed.get()));
+  if (packed != nullptr) runner->packed_found_ = packed->found();
   const std::vector<KvLayerShape> shapes = CacheShapes(checkpoint.spec);
   const int64_t blocks = options.cache_tokens / kPageTokens;
   MOESERVE_ASSIGN_OR_RETURN(

@@ -26,12 +26,23 @@ struct RunnerOptions {
   int threads = 2;
   int64_t cache_tokens = 4096;
   LoadOptions load = {.require_tokenizer = false};
+  std::filesystem::path packed_folder = {};  // of a packed cache; empty: none
+  TierOptions tiers = {};
   // The ranks that run the model together, each with a ModelRunner of its own; null: one.
   Exchange* exchange = nullptr;
   // The experts of the ranks.
   std::function<ExpertPlacement(const ModelSpec&, int ranks)> placement = ExpertPlacement::Balanced;
+  SplitChoice split_rows = SplitChoice::kAuto;
+  SplitChoice split_head = SplitChoice::kAuto;  // if divided, only the leader returns logits
+  bool keep_fp8 = false;  // ModelOptions::keep_fp8
+  // Rounds the matrices of experts to FP8 with a scale for 128 columns of a row, as which they can
+  // be kept.
+  bool round_to_fp8 = false;
   std::optional<bool> mxfp4 = std::nullopt;  // replaces HostTensor::mxfp4 of all weights
 };
+
+// Returns the value of a number of FP8 (E4M3), but not of NaN.
+float Fp8AsF32(int code);
 
 // How ModelRunner runs its steps.
 struct StepSetup {
@@ -73,6 +84,9 @@ class ModelRunner {
 
   const ModelSpec& spec() const { return model_->spec(); }
   Backend& backend() { return *backend_; }
+  Model& model() { return *model_; }
+  // Returns how many banks were found in RunnerOptions::packed_folder.
+  int packed_found() const { return packed_found_; }
   int vocab() const { return model_->spec().vocab_size; }
   // The number of sequences that the cache can store; each has capacity for kTokensPerSlot tokens.
   static constexpr int kTokensPerSlot = 256;
@@ -87,6 +101,7 @@ class ModelRunner {
   std::unique_ptr<Backend> backend_;
   ExpertPlacement placement_;  // with ranks
   std::unique_ptr<Model> model_;
+  int packed_found_ = 0;
   std::unique_ptr<KvCacheStorage> cache_;
   std::unique_ptr<KvCacheStorage> predicted_;  // null without prediction layers
   std::unique_ptr<StateStorage> states_;       // null if the model has none

@@ -11,13 +11,14 @@ Result<std::unique_ptr<AttentionExperts>> AttentionExperts::Load(
   std::vector<std::string> names;
   for (int e = 0; e < experts; ++e) names.push_back(prefix + ".experts." + std::to_string(e));
   const auto widths = [&](int outputs) {
-    return load.LoadedWidths(std::vector<int>(static_cast<size_t>(experts), outputs), model, block);
+    return std::vector<int>(static_cast<size_t>(experts), outputs);
   };
+  const RoutedExperts routed = load.ExpertsOf(model, block);
   const int d = model.hidden_size;
-  MOESERVE_ASSIGN_OR_RETURN(body->query_,
-                            LoadBank(load, {d}, widths(width), {names, "q", std::nullopt}, false));
-  MOESERVE_ASSIGN_OR_RETURN(body->output_,
-                            LoadBank(load, {width}, widths(d), {names, "o", std::nullopt}, false));
+  MOESERVE_ASSIGN_OR_RETURN(
+      body->query_, LoadBank(load, {d}, widths(width), {names, "q", std::nullopt}, false, &routed));
+  MOESERVE_ASSIGN_OR_RETURN(body->output_, LoadBank(load, {width}, widths(d),
+                                                    {names, "o", std::nullopt}, false, &routed));
   body->heads_ = spec.num_kv_heads;
   body->selected_ = spec.routing->select.MaxSelected();
   body->rope_ = rope;

@@ -7,35 +7,34 @@ namespace moeserve {
 
 Result<FeedForwardExperts::Sublayer> FeedForwardExperts::LoadSublayer(
     LoadContext& load, const std::vector<std::string>& prefixes, const ExpertSpec& spec,
-    const std::vector<int>& widths, const std::vector<int>& loaded, int model_width) {
+    const std::vector<int>& widths, int model_width, const RoutedExperts* routed) {
   Sublayer sublayer;
-  const auto model_widths = [&](const std::vector<int>& of) {
-    std::vector<int> out;
-    for (const int width : of) out.push_back(width > 0 ? model_width : 0);
-    return out;
-  };
+  std::vector<int> model_widths;
+  for (const int width : widths) model_widths.push_back(width > 0 ? model_width : 0);
   const auto load_norm = [&](const char* name, const std::vector<int>& norm_widths) {
     std::vector<std::string> names;
     for (const std::string& p : prefixes) names.push_back(p + name);
     return LoadNorm(load, names, norm_widths);
   };
   if (spec.residual) {
-    MOESERVE_ASSIGN_OR_RETURN(sublayer.norm, load_norm(".norm", model_widths(widths)));
+    MOESERVE_ASSIGN_OR_RETURN(sublayer.norm, load_norm(".norm", model_widths));
   }
   BankNames up{prefixes, "up", std::nullopt};
   if (spec.form == ExpertForm::kGated) up.gate = "gate";
-  MOESERVE_ASSIGN_OR_RETURN(sublayer.up, LoadBank(load, {model_width}, loaded, up, spec.bias));
+  MOESERVE_ASSIGN_OR_RETURN(sublayer.up,
+                            LoadBank(load, {model_width}, widths, up, spec.bias, routed));
   if (spec.inner_norm) {
     MOESERVE_ASSIGN_OR_RETURN(sublayer.inner_norm, load_norm(".inner_norm", widths));
   }
-  MOESERVE_ASSIGN_OR_RETURN(sublayer.down, LoadBank(load, loaded, model_widths(loaded),
-                                                    {prefixes, "down", std::nullopt}, spec.bias));
+  MOESERVE_ASSIGN_OR_RETURN(
+      sublayer.down,
+      LoadBank(load, widths, model_widths, {prefixes, "down", std::nullopt}, spec.bias, routed));
   return sublayer;
 }
 
 Result<std::unique_ptr<FeedForwardExperts>> FeedForwardExperts::Load(
     LoadContext& load, const std::vector<std::string>& prefixes, const ExpertSpec& spec,
-    const std::vector<int>& widths, const std::vector<int>& loaded, int model_width) {
+    const std::vector<int>& widths, int model_width, const RoutedExperts* routed) {
   auto body = std::make_unique<FeedForwardExperts>();
   body->activation_ = spec.activation;
   body->activation_.limit = spec.activation_limit;
@@ -50,7 +49,7 @@ Result<std::unique_ptr<FeedForwardExperts>> FeedForwardExperts::Load(
       if (spec.residual) name += ".layers." + std::to_string(i);
     }
     MOESERVE_ASSIGN_OR_RETURN(Sublayer sublayer,
-                              LoadSublayer(load, names, spec, widths, loaded, model_width));
+                              LoadSublayer(load, names, spec, widths, model_width, routed));
     body->sublayers_.push_back(std::move(sublayer));
   }
   return body;

@@ -22,7 +22,8 @@ class ExpertBody {
   // activation type.
   virtual void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
                    const RowsView& results) const = 0;
-  // Returns the banks of the experts' matrices, always in the same order.
+  // Returns the banks of which Run() reads the experts that have rows in its plan, always in the
+  // same order.
   virtual std::vector<LinearBank*> banks() const = 0;
 };
 
@@ -32,11 +33,12 @@ class ExpertBody {
 // feed-forward is a body with one expert.
 class FeedForwardExperts : public ExpertBody {
  public:
-  // Experts of width 0 have no tensors, and their rows are not written. `loaded` are the widths
-  // with 0 for experts whose matrices are not loaded; their norms are.
+  // Experts of width 0 have no tensors, and their rows are not written. `routed` is that of
+  // LoadBank(); null: the body runs without a plan. Norms, which are small, are loaded for all
+  // experts, so that matrices can be moved here.
   static Result<std::unique_ptr<FeedForwardExperts>> Load(
       LoadContext& load, const std::vector<std::string>& prefixes, const ExpertSpec& spec,
-      const std::vector<int>& widths, const std::vector<int>& loaded, int model_width);
+      const std::vector<int>& widths, int model_width, const RoutedExperts* routed = nullptr);
   // Experts get their rows times the weights of the plan.
   void WeightInputs() { weight_inputs_ = true; }
   void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
@@ -55,7 +57,7 @@ class FeedForwardExperts : public ExpertBody {
   };
   static Result<Sublayer> LoadSublayer(LoadContext& load, const std::vector<std::string>& prefixes,
                                        const ExpertSpec& spec, const std::vector<int>& widths,
-                                       const std::vector<int>& loaded, int model_width);
+                                       int model_width, const RoutedExperts* routed);
 
   // Computes one network without its norm. Without a plan, the only expert computes every row. With
   // `gather`, `rows` are the rows of the plan, else they are its assignments.

@@ -20,6 +20,15 @@ RowsView AsSubTokens(const RowsView& x, int heads) {
   return v;
 }
 
+// Returns the part of a plan that belongs to the rows [first, first + count). Assignments keep
+// their numbers.
+RoutingPlan RowsOfPlan(const RoutingPlan& plan, int64_t first, int64_t count) {
+  RoutingPlan part = plan;
+  part.rows = static_cast<int>(count);
+  part.row_offsets = plan.row_offsets + first;
+  return part;
+}
+
 // Returns what follows layer i of a projection of `count` linear layers.
 Activation BetweenLayers(size_t i, size_t count) {
   return i + 1 < count ? ActivationKind::kRelu : ActivationKind::kNone;
@@ -44,6 +53,10 @@ Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const 
   routed->scores_stream_ = spec.score.stream;
   routed->weight_input_ = spec.weight_input;
   routed->body_ = std::move(body);
+  if (load.tiers != nullptr) {
+    const std::vector<LinearBank*> banks = routed->body_->banks();
+    routed->tier_ = load.tiers->NewBlock({banks.begin(), banks.end()});
+  }
   if (load.ranks != nullptr) {
     routed->places_ = std::make_unique<RankPlaces>(*load.ranks, model, block);
   } else {
@@ -115,9 +128,15 @@ absl::Status RoutedLayer::LoadNullExperts(LoadContext& load, const std::string& 
 }
 
 RowsView RoutedLayer::Split(StepContext& ctx, const RowsView& x) const {
-  RowsView rows = x;
+  if (split_.empty()) return AsSubTokens(x, heads_);
+  // The norm of all rows comes before the product of some.
+  if (ctx.division.divided()) ctx.RunLeftNorm();
+  const RowsView all = ctx.workspace.TakeDense(x.rows, x.cols, ctx.activation);
+  RowsView rows = ctx.division.Own(x);
   for (size_t i = 0; i < split_.size(); ++i) {
-    const RowsView projected = ctx.workspace.TakeDense(x.rows, x.cols, ctx.activation);
+    const RowsView projected = i + 1 == split_.size()
+                                   ? ctx.division.Own(all)
+                                   : ctx.workspace.TakeDense(rows.rows, rows.cols, ctx.activation);
     ctx.WithLeftNorm([&](const AddNormArgs* norm) {
       ctx.backend.Linear({.bank = split_[i].get(),
                           .input = rows,
@@ -127,7 +146,8 @@ RowsView RoutedLayer::Split(StepContext& ctx, const RowsView& x) const {
     });
     rows = projected;
   }
-  return AsSubTokens(rows, heads_);
+  ctx.division.Gather(ctx.backend, all);
+  return AsSubTokens(all, heads_);
 }
 
 std::vector<RouteOverride> RoutedLayer::Overrides(const StepContext& ctx) const {
@@ -173,20 +193,28 @@ RoutingPlan RoutedLayer::Select(StepContext& ctx, const RowsView& rows) const {
 RowsView RoutedLayer::RunExperts(StepContext& ctx, RoutingPlan& plan, const RowsView& rows) const {
   RowsView inputs = rows;
   if (latent_down_ != nullptr) {
-    inputs = ctx.workspace.Take(rows.rows, latent_down_->shape().out_features[0], ctx.activation);
-    ctx.backend.Linear({.bank = latent_down_.get(), .input = rows, .output = inputs});
+    inputs = ctx.TakeGathered(rows.rows, latent_down_->shape().out_features[0], ctx.activation);
+    ctx.backend.Linear({.bank = latent_down_.get(),
+                        .input = ctx.division.Own(rows),
+                        .output = ctx.division.Own(inputs)});
+    ctx.division.Gather(ctx.backend, inputs);
   }
   const bool all_have_bodies = null_.sources == nullptr;
   const RoutingPlan bodies = all_have_bodies || null_.places == plan.num_experts
                                  ? plan
                                  : ctx.backend.FirstExperts(plan, null_.places);
-  const PlacedPlan placed = places_->Divide(ctx, plan, bodies);
+  PlacedPlan placed = places_->Divide(ctx, plan, bodies);
   const RowsView results =
       ctx.workspace.Take(placed.all.capacity, body_->ResultWidth(inputs.cols), ctx.activation);
   RowsView own = results;
   own.data = results.row(placed.first);
   own.rows = placed.here.capacity;
+  if (tier_ != nullptr) {
+    const auto& phases = ctx.batch.phase;
+    tier_->BeforeProducts(placed.here, std::ranges::find(phases, Phase::kPrefill) != phases.end());
+  }
   body_->Run(ctx, placed.here, inputs, own);
+  if (tier_ != nullptr) tier_->AfterProducts();
   places_->Collect(ctx, placed, results);
   plan = placed.all;
   if (all_have_bodies) return results;
@@ -212,18 +240,23 @@ void RoutedLayer::CombineAndMerge(StepContext& ctx, const RoutingPlan& plan,
                      .weighted = !weight_input_};
     return;
   }
-  RowsView combined = output;
+  const bool projects = !merge_.empty() || latent_up_ != nullptr;
+  const RowDivision division = projects ? ctx.division : RowDivision();
+  const RowsView own = division.Own(output);
+  const RoutingPlan own_plan = RowsOfPlan(plan, division.first_token() * heads_, own.rows * heads_);
+  const RowsView own_rows = division.Own(rows);
+  RowsView combined = own;
   if (!merge_.empty()) {
-    combined = ctx.workspace.TakeDense(output.rows, output.cols, ctx.activation);
+    combined = ctx.workspace.TakeDense(own.rows, own.cols, ctx.activation);
   }
   const RowsView sub_tokens = AsSubTokens(combined, heads_);
   RowsView sums = sub_tokens;
   if (latent_up_ != nullptr) {
     sums = ctx.workspace.Take(sub_tokens.rows, results.cols, ctx.activation);
   }
-  const CombineArgs sum{.plan = &plan,
+  const CombineArgs sum{.plan = &own_plan,
                         .results = results,
-                        .residual = residual_ ? &rows : nullptr,
+                        .residual = residual_ ? &own_rows : nullptr,
                         .output = sums,
                         .weighted = !weight_input_};
   if (latent_up_ != nullptr) {
@@ -235,7 +268,7 @@ void RoutedLayer::CombineAndMerge(StepContext& ctx, const RoutingPlan& plan,
   for (size_t i = 0; i < merge_.size(); ++i) {
     const bool last = i + 1 == merge_.size();
     const RowsView merged =
-        last ? output : ctx.workspace.TakeDense(output.rows, output.cols, ctx.activation);
+        last ? own : ctx.workspace.TakeDense(own.rows, own.cols, ctx.activation);
     ctx.backend.Linear({.bank = merge_[i].get(),
                         .input = combined,
                         .output = merged,
@@ -243,6 +276,7 @@ void RoutedLayer::CombineAndMerge(StepContext& ctx, const RoutingPlan& plan,
                         .sum = i == 0 && latent_up_ == nullptr ? &sum : nullptr});
     combined = merged;
   }
+  division.Gather(ctx.backend, output);
 }
 
 RoutedLayer::RoutedRows RoutedLayer::Route(StepContext& ctx, const RowsView& x) const {

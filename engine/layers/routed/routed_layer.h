@@ -8,6 +8,7 @@
 #include "engine/layers/routed/expert_body.h"
 #include "engine/layers/routed/expert_places.h"
 #include "engine/step/step_context.h"
+#include "engine/tiers/expert_tiers.h"
 #include "engine/weights/load_weights.h"
 
 namespace moeserve {
@@ -72,6 +73,7 @@ class RoutedLayer {
   std::unique_ptr<Router> router_;
   std::unique_ptr<ExpertBody> body_;
   std::unique_ptr<const ExpertPlaces> places_;
+  std::unique_ptr<BlockTier> tier_;  // null unless experts are read from files
   // The linear layers of the projections before the split into sub-tokens and after the merge;
   // empty if there is no such projection.
   std::vector<std::unique_ptr<LinearBank>> split_;

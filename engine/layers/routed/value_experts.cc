@@ -15,12 +15,11 @@ Result<std::unique_ptr<ValueExperts>> ValueExperts::Load(LoadContext& load,
   body->width_ = spec.value_width();
   std::vector<std::string> names;
   for (int e = 0; e < experts; ++e) names.push_back(Concat(prefix, ".experts.", e));
-  MOESERVE_ASSIGN_OR_RETURN(
-      body->values_,
-      LoadBank(load, {model.hidden_size},
-               load.LoadedWidths(std::vector<int>(static_cast<size_t>(experts), body->width_),
-                                 model, block),
-               {names, "v", std::nullopt}, false));
+  const RoutedExperts routed = load.ExpertsOf(model, block);
+  MOESERVE_ASSIGN_OR_RETURN(body->values_,
+                            LoadBank(load, {model.hidden_size},
+                                     std::vector<int>(static_cast<size_t>(experts), body->width_),
+                                     {names, "v", std::nullopt}, false, &routed));
   return body;
 }
 

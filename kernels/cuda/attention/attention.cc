@@ -39,7 +39,10 @@ void LaunchLatentSplits(const AttentionLaunch& args, cudaStream_t stream) {
 
 // Computes tokens [tiled_from, tokens) on the tensor cores.
 void LaunchTiledTensor(const AttentionLaunch& args, cudaStream_t stream) {
-  if (args.cache.type == KvCacheType::kInt8) return LaunchTiledInt8(args, stream);
+  if (args.cache.type == KvCacheType::kInt8) {
+    const bool turns = args.tiles == AttentionTiles::kPingPong && PingPongFits(args.cache);
+    return (turns ? LaunchPingPongInt8 : LaunchTiledInt8)(args, stream);
+  }
   const AttentionTiles tiles =
       args.tiles == AttentionTiles::kAuto ? AttentionTiles::kWarpgroup : args.tiles;
   if (tiles == AttentionTiles::kMma || !TiledWgmmaFits()) return LaunchTiledMma(args, stream);
@@ -85,12 +88,12 @@ bool CanPrepare(const AttentionLaunch& args) {
 }
 
 std::span<const AttentionTiles> AttentionTilesThatFit(const AttentionLaunch& args) {
-  static constexpr AttentionTiles kMma[] = {AttentionTiles::kMma};
+  static constexpr AttentionTiles kMma[] = {AttentionTiles::kMma, AttentionTiles::kPingPong};
   static constexpr AttentionTiles kWgmma[] = {AttentionTiles::kWarpgroup,
                                               AttentionTiles::kPingPong};
   if (!IsMma(args) || args.cache.latent_dim > 0 || IsWide(args.cache, args.output_dtype)) return {};
-  if (args.cache.type == KvCacheType::kInt8 || !TiledWgmmaFits()) return kMma;
-  return std::span(kWgmma).first(PingPongFits(args.cache) ? 2 : 1);
+  const bool mma = args.cache.type == KvCacheType::kInt8 || !TiledWgmmaFits();
+  return std::span(mma ? kMma : kWgmma).first(PingPongFits(args.cache) ? 2 : 1);
 }
 
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {

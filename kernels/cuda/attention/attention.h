@@ -98,9 +98,9 @@ enum class AttentionSplits : uint8_t {
 inline constexpr std::string_view kAttentionSplitsNames[] = {"auto", "merged", "cluster4",
                                                              "cluster8", "cluster16"};
 
-// The kernel that computes tiles of tokens over a bf16 cache with bf16 results. All have the same
-// bits. A kernel that the device or the cache does not allow is replaced by the one before it. An
-// int8 cache has one kernel, by mma.sync.
+// The kernel that computes tiles of tokens over a bf16 or int8 cache with bf16 results. All have
+// the same bits. A kernel that the device or the cache does not allow is replaced by the one before
+// it. An int8 cache has kMma, which kAuto stands for, and kPingPong.
 enum class AttentionTiles {
   kAuto,       // the choice of LaunchAttention()
   kMma,        // mma.sync

@@ -407,7 +407,7 @@ __global__ void __launch_bounds__(kThreads)
                 const float scale) {
   GridDependencyPass();
   auto& shared = *DynamicShared<SharedF32<kDim, Element>>();
-  ForEachRun(a, tokens_per_tile, [&](int begin, int end) {
+  ForEachRun(a, tokens_per_tile, shared.rows, [&](int begin, int end) {
     RunRows<kDim, Element>(a, begin, end, -1, blockIdx.y, blockIdx.z, split_tokens, scale, shared);
   });
 }

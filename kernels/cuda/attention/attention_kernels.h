@@ -24,10 +24,12 @@ void LaunchTiledF32(const AttentionLaunch& args, cudaStream_t stream);
 // has wgmma (compute capability 9.0).
 bool TiledWgmmaFits();
 void LaunchTiledWgmma(const AttentionLaunch& args, cudaStream_t stream);
-// As LaunchTiledWgmma(), with several warpgroups that take turns: the same bits. PingPongFits()
-// returns whether the current device and the cache allow it.
+// As LaunchTiledWgmma() or, over an int8 cache, LaunchTiledInt8(), with several warpgroups that
+// take turns: the same bits. PingPongFits() returns whether the current device and the cache allow
+// it.
 bool PingPongFits(const KvLayerView& cache);
 void LaunchPingPong(const AttentionLaunch& args, cudaStream_t stream);
+void LaunchPingPongInt8(const AttentionLaunch& args, cudaStream_t stream);
 
 // Computes all tokens of a layer with heads wider than kMaxTiledDim, or whose values are the first
 // elements of its keys.

@@ -21,6 +21,7 @@ struct BlockRows {
   int32_t length;     // LengthOf() the sequence of the rows
   int32_t first_key;  // smallest first key over all rows in use
   int32_t last_key;
+  int32_t next_token;  // of ForEachRun()
 };
 
 __device__ inline int QueryHead(const AttentionLaunch& a, int kv_head, int i) {
@@ -208,19 +209,24 @@ __device__ __forceinline__ int EndOfRun(const int32_t* sequence, int begin, int 
 }
 
 // Calls f(begin, end) for each run of tokens of one sequence in the block's tile of neighbouring
-// tokens. A barrier follows each call, because the rows of the next run overwrite those of this run
+// tokens. Barriers follow each call, because the rows of the next run overwrite those of this run
 // in shared memory. The first blocks compute the last tiles, which have the longest contexts.
-template <typename F>
+// `rows` has where the next run begins: the kernels have no register left for it.
+template <int kRows, typename F>
 __device__ __forceinline__ void ForEachRun(const AttentionLaunch& a, int tokens_per_tile,
-                                           const F& f) {
-  const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x);
-  int begin = a.tiled_from + tile * tokens_per_tile;
-  const int tile_end = min(begin + tokens_per_tile, a.step.tokens);
-  while (begin < tile_end) {
-    const int end = EndOfRun(a.step.sequence, begin, tile_end);
+                                           BlockRows<kRows>& rows, const F& f) {
+  const auto tile_begin = [&] {
+    return a.tiled_from + static_cast<int>(gridDim.x - 1 - blockIdx.x) * tokens_per_tile;
+  };
+  const auto tile_end = [&] { return min(tile_begin() + tokens_per_tile, a.step.tokens); };
+  int begin = tile_begin();
+  while (begin < tile_end()) {
+    const int end = EndOfRun(a.step.sequence, begin, tile_end());
+    if (threadIdx.x == 0) rows.next_token = end;
     f(begin, end);
     __syncthreads();
-    begin = end;
+    begin = rows.next_token;
+    __syncthreads();
   }
 }
 

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads)
                 const float scale) {
   GridDependencyPass();
   auto& shared = *DynamicShared<SharedTiles<kDim>>();
-  ForEachRun(a, tokens_per_tile, [&](int begin, int end) {
+  ForEachRun(a, tokens_per_tile, shared.rows, [&](int begin, int end) {
     TiledRun<kDim>(a, begin, end, blockIdx.y, blockIdx.z, split_tiles, scale, shared);
   });
 }

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, kDim > 128 ? 1 : 2)
   if constexpr (MOESERVE_HAS_SM90A) {
     GridDependencyPass();
     auto& shared = *DynamicShared<SharedPlanes<kDim>>();
-    ForEachRun(a, tokens_per_tile, [&](int begin, int end) {
+    ForEachRun(a, tokens_per_tile, shared.rows, [&](int begin, int end) {
       WgmmaRun<kDim>(a, begin, end, blockIdx.y, blockIdx.z, split_tiles, scale, shared);
     });
   } else {

@@ -66,7 +66,7 @@ absl::Status Wait(cudaStream_t stream) {
 bool DenseLayers::Fits(const LinearBank& bank, DType rows) {
   const LinearBankShape& shape = bank.shape();
   return rows == DType::kBF16 && bank.num_experts() == 1 && shape.weight_dtype == DType::kBF16 &&
-         shape.quantization == Quantization::kNone && !shape.mxfp4 &&
+         shape.quantization == Quantization::kNone && !shape.mxfp4 && !shape.fp8 &&
          shape.in_features_of(0) % 8 == 0;
 }
 

@@ -391,7 +391,8 @@ bool FusedExpertFits(const LinearBank& up, const LinearBank& down) {
   const LinearBankShape& u = up.shape();
   const LinearBankShape& d = down.shape();
   const auto is_bf16 = [](const LinearBankShape& s) {
-    return s.weight_dtype == DType::kBF16 && s.quantization == Quantization::kNone && !s.mxfp4;
+    return s.weight_dtype == DType::kBF16 && s.quantization == Quantization::kNone && !s.mxfp4 &&
+           !s.fp8;
   };
   if (!is_bf16(u) || !is_bf16(d) || d.gated) return false;
   if (up.num_experts() != down.num_experts()) return false;

@@ -13,6 +13,7 @@
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/joined/joined_linear.h"
+#include "kernels/cuda/joined/joined_stream.h"
 #include "kernels/cuda/linear/activation.cuh"
 #include "kernels/cuda/linear/linear_bank.h"
 #include "kernels/cuda/rows/norm_row.cuh"
@@ -254,15 +255,15 @@ bool DividesRows(const RowsView& parts, const RowsView& rows) {
           rows.stride == rows.cols && parts.rows * parts.cols == rows.rows * rows.cols);
 }
 
-}  // namespace
-
-bool CanJoin(const JoinedLinear& joined) {
+// Whether the settings and the rows are those of one of the forms.
+bool MayJoin(const JoinedLinear& joined) {
   const LinearArgs& args = joined.linear;
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
   const RowsView& input = args.input;
   if (args.plan != nullptr || args.segments || args.pad_output || bank.num_experts() != 1 ||
-      bank.shape().gated || bank.has_integers() || bank.is_mxfp4() || bank.row_major() ||
-      bank.shape().weight_dtype != DType::kBF16 || input.dtype != DType::kBF16) {
+      bank.shape().gated || bank.has_integers() || bank.is_mxfp4() || bank.is_fp8() ||
+      bank.row_major() || bank.shape().weight_dtype != DType::kBF16 ||
+      input.dtype != DType::kBF16) {
     return false;
   }
   if (input.rows == 0 || input.rows > kMostJoinedRows || bank.entry(0).in_features % 8 != 0 ||
@@ -278,12 +279,28 @@ bool CanJoin(const JoinedLinear& joined) {
   } else if (!DividesRows(joined.sum->output, input)) {
     return false;
   }
+  return true;
+}
+
+// Whether one cluster can compute this.
+bool ClusterFits(const JoinedLinear& joined) {
+  if (joined.form == JoinedForm::kStream) return false;
+  const auto& bank = static_cast<const CudaLinearBank&>(*joined.linear.bank);
   const int most = MostJoinedBlocks();
   return most > 0 && ShapeOfJoined(bank, most).blocks > 0;
 }
 
+}  // namespace
+
+bool CanJoin(const JoinedLinear& joined, cudaStream_t stream) {
+  if (!MayJoin(joined)) return false;
+  return ClusterFits(joined) ||
+         (joined.form != JoinedForm::kCluster && internal::JoinedStreamFits(joined, stream));
+}
+
 void LaunchJoinedLinear(const JoinedLinear& joined, cudaStream_t stream) {
-  MOESERVE_CHECK(CanJoin(joined), "CanJoin() allows a joined linear layer");
+  MOESERVE_CHECK(CanJoin(joined, stream), "CanJoin() allows a joined linear layer");
+  if (!ClusterFits(joined)) return internal::LaunchJoinedStream(joined, stream);
   const LinearArgs& args = joined.linear;
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
   const LinearBankEntry& entry = bank.entry(0);

@@ -137,7 +137,7 @@ void LaunchLinear(const LinearArgs& args, cudaStream_t stream) {
 std::vector<LinearTile> LinearTilesThatFit(const LinearArgs& args) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
   if (args.input.dtype != DType::kBF16 || bank.shape().weight_dtype != DType::kBF16 ||
-      bank.row_major() || bank.has_integers() || bank.is_mxfp4()) {
+      bank.row_major() || bank.has_integers() || bank.is_mxfp4() || bank.is_fp8()) {
     return {};
   }
   const LinearParams params = internal::LinearParamsOf(args);
@@ -162,8 +162,8 @@ LinearTile DefaultLinearTile(const LinearArgs& args) {
 
 void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream, TileOrder order) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
-  MOESERVE_CHECK(!bank.has_integers() && !bank.is_mxfp4(),
-                 "other functions multiply by integers and by MXFP4");
+  MOESERVE_CHECK(!bank.has_integers() && !bank.is_mxfp4() && !bank.is_fp8(),
+                 "other functions multiply by integers, by MXFP4 and by FP8");
   const LinearParams params = internal::LinearParamsOf(args);
   if (params.rows == 0) return;
   if (args.input.dtype == DType::kF32) {

@@ -12,7 +12,7 @@
 namespace moeserve::cuda {
 
 // Computes the product documented at LinearArgs (kernels/backend.h) with device pointers; args.bank
-// must be a CudaLinearBank without integer weights (linear_int8.h) or MXFP4. With a plan, the
+// must be a CudaLinearBank without integer weights (linear_int8.h), MXFP4 or FP8. With a plan, the
 // number of assignments is read from plan->expert_offsets on the device and may be anything up to
 // plan->capacity; `output` (and `input` without gather) must have plan->capacity rows.
 //

@@ -43,6 +43,7 @@ std::string SignatureOf(const LinearBankShape& s) {
   return Concat(s.out_features.size(), " of up to ", most_out, " x ", most_in,
                 s.gated ? " gated" : "", s.bias ? " bias " : " ",
                 s.mxfp4                                 ? "mxfp4"
+                : s.fp8                                 ? "fp8"
                 : s.quantization == Quantization::kNone ? Name(s.weight_dtype)
                                                         : Name(s.quantization),
                 ' ', hash);
@@ -57,6 +58,9 @@ Status CheckIntegers(const LinearBankShape& shape) {
                                          kWholeRow, " inputs on this device, found ", widest));
 }
 
+// Returns the number of blocks of 64 inputs of a matrix of FP8, an even number.
+int Fp8Blocks(int in_features) { return 2 * Blocks(in_features, kFp8ScaleInputs); }
+
 }  // namespace
 
 std::vector<int> SliceBlocks(const LinearBankShape& shape) {
@@ -64,7 +68,7 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape) {
   const int experts = static_cast<int>(shape.out_features.size());
   const bool integers = shape.quantization != Quantization::kNone;
   const int block = integers ? kInt8BlockInputs : kImageBlock;
-  bool sliced = shape.weight_dtype == DType::kBF16 && !integers && experts > 1;
+  bool sliced = shape.weight_dtype == DType::kBF16 && !integers && !shape.fp8 && experts > 1;
   for (int e = 0; e < experts; ++e) {
     if (shape.out_features[e] == 0) continue;
     sliced =
@@ -73,6 +77,10 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape) {
   std::vector<int> blocks;
   for (int e = 0; e < experts; ++e) {
     const int inputs = shape.in_features_of(e);
+    if (shape.fp8) {
+      blocks.push_back(std::max(1, Fp8Blocks(inputs)));
+      continue;
+    }
     const int slices = sliced ? std::max(1, (inputs + kSliceInputs - 1) / kSliceInputs) : 1;
     blocks.push_back(std::max(1, Blocks((inputs + slices - 1) / slices, block)));
   }
@@ -87,9 +95,12 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
   const bool integers = bank->has_integers();
   MOESERVE_CHECK(!s.mxfp4 || (s.weight_dtype == DType::kBF16 && !integers),
                  "MXFP4 of bf16 numbers");
+  MOESERVE_CHECK(!s.fp8 || (s.weight_dtype == DType::kBF16 && !integers && !s.mxfp4),
+                 "FP8 in the place of bf16 numbers");
   const int block_inputs = integers ? kInt8BlockInputs : kImageBlock;
   const auto element = integers ? 1 : static_cast<int64_t>(SizeOf(s.weight_dtype));
   const int64_t block_bytes = bank->is_mxfp4() ? kMxfp4BlockBytes
+                              : bank->is_fp8() ? kFp8BlockBytes
                               : bank->is_grouped()
                                   ? GroupedBlockBytes(s.quantization == Quantization::kInt4)
                                   : kImageBlock * block_inputs * element;
@@ -103,7 +114,7 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
     entry.bias = bias_values;
     entry.in_features = s.in_features_of(e);
     entry.out_features = s.out_features[e];
-    entry.k_blocks = Blocks(entry.in_features, block_inputs);
+    entry.k_blocks = s.fp8 ? Fp8Blocks(entry.in_features) : Blocks(entry.in_features, block_inputs);
     entry.row_blocks = Blocks(ImageRows(entry.out_features, s.gated));
     const int64_t strip_bytes =
         bank->is_int4() ? Int4StripBytes(entry.k_blocks) : entry.k_blocks * block_bytes;
@@ -162,7 +173,7 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
 
 Result<DeviceMemory> CudaLinearBank::RowMajor(cudaStream_t stream) const {
   const LinearBankEntry& m = entries_[0];
-  MOESERVE_CHECK(!row_major_ && !has_integers() && !is_mxfp4() && num_experts() == 1 &&
+  MOESERVE_CHECK(!row_major_ && !has_integers() && !is_mxfp4() && !is_fp8() && num_experts() == 1 &&
                      shape_.weight_dtype == DType::kBF16,
                  "the image of a dense bf16 bank");
   const size_t rows = static_cast<size_t>(m.out_features) * (shape_.gated ? 2 : 1);
@@ -182,6 +193,7 @@ void CudaLinearBank::ReplaceImage(DeviceMemory rows) const {
 void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) {
   const LinearBankEntry& m = entries_[expert];
   MOESERVE_CHECK(!row_major_, "weights are loaded before the first product");
+  MOESERVE_CHECK(!is_fp8(), "LoadFp8() loads weights of FP8");
   MOESERVE_CHECK(weight.shape.size() == 2 && weight.shape[1] == m.in_features &&
                      row_begin + weight.shape[0] <= m.out_features,
                  "weight does not fit its bank");
@@ -236,6 +248,48 @@ void CudaLinearBank::PackMxfp4(int expert, Half half, int first_row, int rows,
                             nullptr);
   int32_t found = 0;
   Require(cudaStreamSynchronize(nullptr));
+  Require(cudaMemcpy(&found, misfit->data(), sizeof(found), cudaMemcpyDeviceToHost));
+  holds_weights_ = holds_weights_ && found == 0;
+}
+
+void CudaLinearBank::LoadFp8(int expert, Half half, int row_begin, const Fp8Matrix& weight) {
+  const LinearBankEntry& m = entries_[expert];
+  MOESERVE_CHECK(is_fp8() && weight.columns == m.in_features &&
+                     row_begin + weight.rows <= m.out_features &&
+                     static_cast<int64_t>(weight.scales.size()) == weight.rows * weight.groups(),
+                 "a matrix of FP8 does not fit its bank");
+  if (weight.rows == 0 || weight.columns == 0) return;
+  const int64_t rows_per_piece = std::clamp<int64_t>(kUploadBytes / weight.columns, 1, weight.rows);
+  const int64_t groups = weight.groups();
+  auto piece = DeviceMemory::Allocate(static_cast<size_t>(rows_per_piece * weight.columns));
+  Require(piece.status(), "device memory to unpack a weight");
+  auto scales = DeviceMemory::Allocate(static_cast<size_t>(rows_per_piece * groups) * 4);
+  Require(scales.status(), "device memory to unpack scales");
+  auto misfit = DeviceMemory::Allocate(sizeof(int32_t));
+  Require(misfit.status(), "device memory to check a weight");
+  Require(cudaMemset(misfit->data(), 0, sizeof(int32_t)));
+  const auto bytes = static_cast<size_t>(weight.columns);
+  for (int64_t r = 0; r < weight.rows; r += rows_per_piece) {
+    const int64_t rows = std::min(rows_per_piece, weight.rows - r);
+    Require(cudaMemcpy2D(piece->data(), bytes, weight.values + r * weight.row_stride,
+                         static_cast<size_t>(weight.row_stride), bytes, static_cast<size_t>(rows),
+                         cudaMemcpyHostToDevice));
+    Require(cudaMemcpy(scales->data(), weight.scales.data() + r * groups,
+                       static_cast<size_t>(rows * groups) * 4, cudaMemcpyHostToDevice));
+    internal::LaunchPackFp8({.source = piece->as<uint8_t>(),
+                             .scales = scales->as<float>(),
+                             .image = weights_.as<char>() + m.weights,
+                             .k_blocks = m.k_blocks,
+                             .in_features = m.in_features,
+                             .first_row = row_begin + static_cast<int>(r),
+                             .rows = static_cast<int>(rows),
+                             .gated = shape_.gated,
+                             .gate_half = half == Half::kGate,
+                             .misfit = misfit->as<int32_t>()},
+                            nullptr);
+    Require(cudaStreamSynchronize(nullptr));
+  }
+  int32_t found = 0;
   Require(cudaMemcpy(&found, misfit->data(), sizeof(found), cudaMemcpyDeviceToHost));
   holds_weights_ = holds_weights_ && found == 0;
 }

@@ -209,7 +209,7 @@ void LaunchPackVector(const float* values, int count, int first_row, bool gated,
 void LaunchReadRows(const CudaLinearBank& bank, const int32_t* ids, int rows, float scale,
                     const RowsView& output, cudaStream_t stream) {
   MOESERVE_CHECK(!bank.shape().gated && bank.num_experts() == 1, "rows of a dense layer");
-  MOESERVE_CHECK(!bank.row_major() && !bank.has_integers() && !bank.is_mxfp4(),
+  MOESERVE_CHECK(!bank.row_major() && !bank.has_integers() && !bank.is_mxfp4() && !bank.is_fp8(),
                  "the image of the layer");
   MOESERVE_CHECK(output.dtype == DType::kF32, "f32 rows");
   if (rows == 0) return;

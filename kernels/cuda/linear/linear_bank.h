@@ -21,6 +21,10 @@ inline constexpr int kInt8BlockInputs = 128;
 inline constexpr int kMxfp4StripRows = 16;
 inline constexpr int kMxfp4StripBytes = 512 + 32;  // the numbers, then their scales
 inline constexpr int kMxfp4BlockBytes = kImageBlock / kMxfp4StripRows * kMxfp4StripBytes;
+// A block of FP8 has as many strips. Matrices have pairs of blocks, whose 128 inputs share scales.
+inline constexpr int kFp8StripRows = 16;
+inline constexpr int kFp8StripBytes = 1024 + 32;  // the numbers, then half of the pair's scales
+inline constexpr int kFp8BlockBytes = kImageBlock / kFp8StripRows * kFp8StripBytes;
 
 // The position of one expert's matrix, as offsets into the bank's arrays, and its size.
 struct LinearBankEntry {
@@ -62,6 +66,11 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape);
 // its operands of mma.sync for 16 packed rows and 64 inputs in 16 adjacent bytes. A number is at
 // most 12, because the product that widens it must not need a larger scale than bf16 has.
 //
+// Weights of FP8 (LinearBankShape::fp8) are stored in blocks of 64 packed rows x 64 inputs with a
+// byte for a number; K is rounded up to 128. Each packed row has an f32 scale for 128 inputs. A
+// lane finds its operands for 16 packed rows and 64 inputs in two times 16 adjacent bytes
+// (linear_image.h).
+//
 // The weights of a dense bf16 bank can be stored as rows instead: row-major [N, K], or [2 N, K] if
 // gated, with the rows of the gate after those of the up half. DenseLayers does so for its
 // products.
@@ -76,6 +85,7 @@ class CudaLinearBank : public LinearBank {
   void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) override;
   void LoadQuantized(int expert, Half half, int row_begin, const QuantizedMatrix& weight) override;
   void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) override;
+  void LoadFp8(int expert, Half half, int row_begin, const Fp8Matrix& weight) override;
 
   // Returns the rows of a dense bf16 bank that stores an image. Waits for the device.
   // ResourceExhausted if memory runs out.
@@ -85,6 +95,7 @@ class CudaLinearBank : public LinearBank {
   void ReplaceImage(DeviceMemory rows) const;
   bool row_major() const { return row_major_; }
   bool is_mxfp4() const { return shape_.mxfp4; }
+  bool is_fp8() const { return shape_.fp8; }
   bool holds_weights() const override { return holds_weights_; }
   bool is_int8() const { return shape_.quantization == Quantization::kInt8Channel; }
   bool is_int4() const { return shape_.quantization == Quantization::kInt4K; }
@@ -192,6 +203,21 @@ struct PackMxfp4Args {
 };
 
 void LaunchPackMxfp4(const PackMxfp4Args& args, cudaStream_t stream);
+
+struct PackFp8Args {
+  const uint8_t* source = nullptr;  // device memory, [rows, in_features]
+  const float* scales = nullptr;    // device memory, [rows, groups of 128 inputs]
+  char* image = nullptr;  // packed weights of the whole matrix, zeros where `rows` are stored
+  int k_blocks = 0;
+  int in_features = 0;
+  int first_row = 0;  // row within the gate or up half
+  int rows = 0;
+  bool gated = false;
+  bool gate_half = false;
+  int32_t* misfit = nullptr;  // device memory, set to 1 if a number is NaN
+};
+
+void LaunchPackFp8(const PackFp8Args& args, cudaStream_t stream);
 
 struct PackInt8Args {
   const int8_t* source = nullptr;  // device memory, [rows, in_features] if int8

@@ -191,4 +191,37 @@ MOESERVE_HOST_DEVICE inline int64_t Mxfp4ScaleOffset(int k_blocks, int row, int 
          k % kImageBlock / 32 * 2 + row % 16 / 8;
 }
 
+// In a matrix of FP8, a strip of 16 packed rows x 64 inputs has two words of 32 bits for each lane
+// and each 16 inputs, those of its numbers of inputs 0 to 7 and of inputs 8 to 15: words 0 to 3 of
+// a lane in its 16 of the first 512 bytes, words 4 to 7 in the second 512. A word has the numbers
+// of two registers of mma.sync m16n8k16, those of packed rows r and r + 8. In each half of the
+// word, the bits 15 and 10 to 4 are the first number, as in a register; the second one has its sign
+// at bit 11, its lower four bits at bits 3 to 0, and the three between at bits 14 to 12.
+
+// Returns the byte offset of the word of element (packed row, k).
+MOESERVE_HOST_DEVICE inline int64_t Fp8WordOffset(int k_blocks, int row, int k) {
+  const int64_t block = static_cast<int64_t>(row / kImageBlock) * k_blocks + k / kImageBlock;
+  const int strip = row % kImageBlock / kFp8StripRows;
+  const int lane = row % 8 * 4 + k % 8 / 2;
+  const int word = k % kImageBlock / 8;
+  return block * kFp8BlockBytes + strip * kFp8StripBytes + word / 4 * 512 + lane * 16 +
+         word % 4 * 4;
+}
+
+// Returns the bits of the number `code` (E4M3) in the word of element (packed row, k).
+MOESERVE_HOST_DEVICE inline uint32_t Fp8WordBits(int row, int k, uint32_t code) {
+  const uint32_t bits = row % 16 < 8 ? (code & 0x80) << 8 | (code & 0x7f) << 4
+                                     : (code & 0x80) << 4 | (code & 0x70) << 8 | (code & 0x0f);
+  return bits << (k % 2 * 16);
+}
+
+// Returns the byte offset of the f32 scale of 128 inputs of a packed row. The first block of a pair
+// has those of packed rows 0 to 7 of each strip, the second one those of rows 8 to 15.
+MOESERVE_HOST_DEVICE inline int64_t Fp8ScaleOffset(int k_blocks, int row, int group) {
+  const int64_t block =
+      static_cast<int64_t>(row / kImageBlock) * k_blocks + group * 2 + row % 16 / 8;
+  const int strip = row % kImageBlock / kFp8StripRows;
+  return block * kFp8BlockBytes + strip * kFp8StripBytes + 1024 + row % 8 * 4;
+}
+
 }  // namespace moeserve::cuda

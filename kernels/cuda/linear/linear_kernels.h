@@ -33,7 +33,7 @@ inline int64_t MaxLinearTiles(const CudaLinearBank& bank, int64_t rows, int tile
 void LaunchLinearMma(const CudaLinearBank& bank, const LinearParams& params, LinearTile tile,
                      cudaStream_t stream);
 
-// Products of few bf16 rows per expert with bf16 or MXFP4 weights, by a tile kStream*.
+// Products of few bf16 rows per expert with bf16, MXFP4 or FP8 weights, by a tile kStream*.
 // LinearStreamFits() returns whether the current device and these rows permit it.
 bool LinearStreamFits(const CudaLinearBank& bank, const LinearParams& params);
 void LaunchLinearStream(const CudaLinearBank& bank, const LinearParams& params, LinearTile tile,

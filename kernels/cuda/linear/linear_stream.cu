@@ -1,4 +1,4 @@
-// Products of few bf16 rows per expert with bf16 or MXFP4 weights, for devices of compute
+// Products of few bf16 rows per expert with bf16, MXFP4 or FP8 weights, for devices of compute
 // capability 9.0. Such products take as long as their weights take to arrive, so a block always has
 // copies of several stages in flight, also across the tiles that it computes.
 //
@@ -274,7 +274,11 @@ class Consumer {
          index += static_cast<int>(gridDim.x)) {
       LinearBankEntry entry;
       const StreamTile tile = FindTile<S>(memory_.experts, p_.experts, index, entry);
-      Sum(tile);
+      if constexpr (S::Strips::kScaled) {
+        SumScaled(tile);
+      } else {
+        Sum(tile);
+      }
       LinearTileRange range = tile.range;
       range.image_row += strip_ * kStripRows;
       if constexpr (S::kSliced) {
@@ -376,6 +380,30 @@ class Consumer {
     }
   }
 
+  // As Sum(). Two blocks share scales: the sum of their products is scaled when it is added.
+  __device__ void SumScaled(const StreamTile& tile) {
+    Clear();
+    n_tiles_ = (tile.range.rows + 7) / 8;
+    Operands even, odd;
+    const int blocks = tile.k_blocks;  // an even number
+    if (blocks > 0) Fetch(even, false);
+    for (int k = 0; k < blocks; k += 2) {
+      Fetch(odd, k + 2 == blocks);
+      float pair[S::kNTiles][4] = {};
+      Multiply<S::kNTiles>(pair, even, n_tiles_);
+      const float scales[2] = {even.scale, odd.scale};
+      if (k + 2 < blocks) Fetch(even, false);
+      Multiply<S::kNTiles>(pair, odd, n_tiles_);
+#pragma unroll
+      for (int nt = 0; nt < S::kNTiles; ++nt) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sums_[nt][i] = __fmaf_rn(pair[nt][i], scales[i / 2], sums_[nt][i]);
+        }
+      }
+    }
+  }
+
   __device__ __forceinline__ void AddSlices(const StreamTile& tile) {
     const int slices = (tile.k_blocks + tile.slice_blocks - 1) / tile.slice_blocks;
 #pragma unroll
@@ -459,20 +487,28 @@ void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, cudaStream_
 template <typename Strips, int kStrips, int kNTiles>
 void LaunchStrips(const CudaLinearBank& bank, const LinearParams& p, cudaStream_t stream) {
   const Epilogue epilogue = StreamEpilogueOf(p);
-  if (bank.max_slices() > 1) {
-    // Slices need more warps, so wide tiles have half of the outputs.
-    using Sliced = StreamShape<Strips, (kStrips + 1) / 2, kNTiles, true>;
-    // Products with slices are second matrices of experts, which have no activation.
-    if (epilogue == Epilogue::kNone) return LaunchShaped<Sliced, Epilogue::kNone>(bank, p, stream);
-    return LaunchShaped<Sliced, Epilogue::kAny>(bank, p, stream);
+  // Banks with scales have one slice per sum.
+  if constexpr (!Strips::kScaled) {
+    if (bank.max_slices() > 1) {
+      // Slices need more warps, so wide tiles have half of the outputs.
+      using Sliced = StreamShape<Strips, (kStrips + 1) / 2, kNTiles, true>;
+      // Products with slices are second matrices of experts, which have no activation.
+      if (epilogue == Epilogue::kNone) {
+        return LaunchShaped<Sliced, Epilogue::kNone>(bank, p, stream);
+      }
+      return LaunchShaped<Sliced, Epilogue::kAny>(bank, p, stream);
+    }
   }
   using Shape = StreamShape<Strips, kStrips, kNTiles, false>;
   if (epilogue == Epilogue::kNone) return LaunchShaped<Shape, Epilogue::kNone>(bank, p, stream);
-  // Published models with MXFP4 have no activation with a kernel of its own.
-  if constexpr (std::is_same_v<Strips, Bf16Strips>) {
+  // Published models with MXFP4 have no activation with a kernel of its own, those with FP8 have
+  // gated experts.
+  if constexpr (!std::is_same_v<Strips, Mxfp4Strips>) {
     if (epilogue == Epilogue::kGatedSilu) {
       return LaunchShaped<Shape, Epilogue::kGatedSilu>(bank, p, stream);
     }
+  }
+  if constexpr (std::is_same_v<Strips, Bf16Strips>) {
     if (epilogue == Epilogue::kGelu) return LaunchShaped<Shape, Epilogue::kGelu>(bank, p, stream);
   }
   LaunchShaped<Shape, Epilogue::kAny>(bank, p, stream);
@@ -507,6 +543,7 @@ bool LinearStreamFits(const CudaLinearBank& bank, const LinearParams& p) {
 
 void LaunchLinearStream(const CudaLinearBank& bank, const LinearParams& p, LinearTile tile,
                         cudaStream_t stream) {
+  if (bank.is_fp8()) return LaunchStreamTile<Fp8Strips>(bank, p, tile, stream);
   bank.is_mxfp4() ? LaunchStreamTile<Mxfp4Strips>(bank, p, tile, stream)
                   : LaunchStreamTile<Bf16Strips>(bank, p, tile, stream);
 }

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/linear/activation.cuh"
+#include "kernels/cuda/linear/fp8_widen.cuh"
 #include "kernels/cuda/linear/linear_tile.cuh"
 #include "kernels/cuda/linear/mxfp4_widen.cuh"
 
@@ -18,6 +19,7 @@ constexpr int kSteps = kImageBlock / 16;    // instructions per 64 inputs
 
 // How a strip of 16 packed rows x 64 inputs is stored, and how a lane loads its operands.
 struct Bf16Strips {
+  static constexpr bool kScaled = false;
   static constexpr int kStripBytes = kStripRows * kRowBytes;
   static constexpr int kBlockBytes = kImageBlock * kRowBytes;
   __device__ static void Load(const char* strip, uint32_t (&weights)[kSteps][4]) {
@@ -30,6 +32,7 @@ struct Bf16Strips {
   }
 };
 struct Mxfp4Strips {
+  static constexpr bool kScaled = false;
   static constexpr int kStripBytes = kMxfp4StripBytes;
   static constexpr int kBlockBytes = kMxfp4BlockBytes;
   __device__ static void Load(const char* strip, uint32_t (&weights)[kSteps][4]) {
@@ -37,6 +40,22 @@ struct Mxfp4Strips {
     lane.Load(strip);
 #pragma unroll
     for (int k16 = 0; k16 < kSteps; ++k16) lane.Widen(k16, weights[k16]);
+  }
+};
+
+// kScaled: two adjacent blocks share scales, half of which are in each of them.
+struct Fp8Strips {
+  static constexpr bool kScaled = true;
+  static constexpr int kStripBytes = kFp8StripBytes;
+  static constexpr int kBlockBytes = kFp8BlockBytes;
+  __device__ static void Load(const char* strip, uint32_t (&weights)[kSteps][4]) {
+#pragma unroll
+    for (int half = 0; half < kSteps / 2; ++half) {
+      Fp8Lane lane;
+      lane.Load(strip, half);
+      lane.Widen(0, weights[half * 2]);
+      lane.Widen(1, weights[half * 2 + 1]);
+    }
   }
 };
 
@@ -81,6 +100,7 @@ template <int kNTiles>
 struct Fragments {
   uint32_t weights[kSteps][4];
   uint32_t rows[kSteps][kNTiles][2];
+  float scale;  // of the lane in this block, if there is one
 };
 
 template <typename S>
@@ -88,6 +108,9 @@ __device__ __forceinline__ void LoadFragments(Fragments<S::kNTiles>& f, const ch
                                               int n_tiles) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   S::Strips::Load(part + strip * S::Strips::kStripBytes, f.weights);
+  if constexpr (S::Strips::kScaled) {
+    f.scale = Fp8Lane::Scale(part + strip * S::Strips::kStripBytes);
+  }
   const char* const rows = part + S::kWeightBytes;
   if constexpr (S::kNTiles == 1) {
 #pragma unroll

@@ -279,6 +279,16 @@ void LaunchGroupedTile(const CudaLinearBank& bank, const LinearParams& p, Linear
 
 }  // namespace
 
+std::vector<LinearTile> GroupedTilesThatFit() {
+  return {LinearTile::kRows8, LinearTile::kRows16, LinearTile::kRows32, LinearTile::kRows64,
+          LinearTile::kRows128};
+}
+
+LinearTile DefaultGroupedTile(const LinearArgs& args) {
+  return ChooseGroupedTile(static_cast<const CudaLinearBank&>(*args.bank),
+                           internal::LinearParamsOf(args));
+}
+
 void LaunchLinearGrouped(const LinearArgs& args, LinearTile tile, const Int8Rows& rows,
                          cudaStream_t stream) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);

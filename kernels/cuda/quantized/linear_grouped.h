@@ -2,6 +2,8 @@
 // inputs have scales of their own.
 #pragma once
 
+#include <vector>
+
 #include "kernels/backend.h"
 #include "kernels/cuda/device/runtime.h"
 #include "kernels/cuda/linear/linear.h"
@@ -16,5 +18,10 @@ namespace moeserve::cuda {
 // f32 results have the bits of the CPU backend. `tile` is kAuto or kRows*.
 void LaunchLinearGrouped(const LinearArgs& args, LinearTile tile, const Int8Rows& rows,
                          cudaStream_t stream);
+
+// Returns the tiles, all of which compute the product.
+std::vector<LinearTile> GroupedTilesThatFit();
+// Returns the tile that kAuto stands for.
+LinearTile DefaultGroupedTile(const LinearArgs& args);
 
 }  // namespace moeserve::cuda

@@ -138,6 +138,16 @@ void LaunchInt4Tile(const CudaLinearBank& bank, const LinearInt4Params& params, 
 
 }  // namespace
 
+std::vector<LinearTile> Int4TilesThatFit() {
+  return {LinearTile::kRows8, LinearTile::kRows16, LinearTile::kRows32, LinearTile::kRows64,
+          LinearTile::kRows128};
+}
+
+LinearTile DefaultInt4Tile(const LinearArgs& args) {
+  return ChooseInt4Tile(static_cast<const CudaLinearBank&>(*args.bank),
+                        internal::LinearParamsOf(args));
+}
+
 void LaunchLinearInt4(const LinearArgs& args, LinearTile tile, const Int8Rows& rows,
                       cudaStream_t stream) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);

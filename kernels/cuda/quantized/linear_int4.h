@@ -1,6 +1,8 @@
 // Products with weights of type int4-k: the input rows are rounded to int8 (W4A8).
 #pragma once
 
+#include <vector>
+
 #include "kernels/backend.h"
 #include "kernels/cuda/device/runtime.h"
 #include "kernels/cuda/linear/linear.h"
@@ -15,5 +17,10 @@ namespace moeserve::cuda {
 // backend. `tile` is kAuto or kRows*.
 void LaunchLinearInt4(const LinearArgs& args, LinearTile tile, const Int8Rows& rows,
                       cudaStream_t stream);
+
+// Returns the tiles, all of which compute the product.
+std::vector<LinearTile> Int4TilesThatFit();
+// Returns the tile that kAuto stands for.
+LinearTile DefaultInt4Tile(const LinearArgs& args);
 
 }  // namespace moeserve::cuda

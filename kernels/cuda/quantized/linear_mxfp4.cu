@@ -319,4 +319,24 @@ void LaunchLinearMxfp4(const LinearArgs& args, LinearTile tile, cudaStream_t str
   LaunchMxfp4Tile(bank, params, tile, stream);
 }
 
+std::vector<LinearTile> Mxfp4TilesThatFit(const LinearArgs& args) {
+  const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
+  if (!bank.is_mxfp4() || args.input.dtype != DType::kBF16) return {};
+  const LinearParams params = internal::LinearParamsOf(args);
+  if (!params.wide_input) return {};
+  const LinearTile last =
+      internal::LinearStreamFits(bank, params) ? LinearTile::kStream32x64 : LinearTile::kRows128;
+  std::vector<LinearTile> tiles;
+  for (auto i = static_cast<int>(LinearTile::kRows8); i <= static_cast<int>(last); ++i) {
+    tiles.push_back(static_cast<LinearTile>(i));
+  }
+  if (internal::LinearMxfp4WgmmaFits(bank, params)) tiles.push_back(LinearTile::kWarpgroup);
+  return tiles;
+}
+
+LinearTile DefaultMxfp4Tile(const LinearArgs& args) {
+  return ChooseMxfp4Tile(static_cast<const CudaLinearBank&>(*args.bank),
+                         internal::LinearParamsOf(args));
+}
+
 }  // namespace moeserve::cuda

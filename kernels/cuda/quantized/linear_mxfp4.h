@@ -17,4 +17,10 @@ namespace moeserve::cuda {
 // not choose kWarpgroup, which has not run on a GPU.
 void LaunchLinearMxfp4(const LinearArgs& args, LinearTile tile, cudaStream_t stream);
 
+// Returns the tiles that compute the product on the current device, kWarpgroup included, or none if
+// the bank is not one of MXFP4 or the rows are not 16-byte aligned bf16.
+std::vector<LinearTile> Mxfp4TilesThatFit(const LinearArgs& args);
+// Returns the tile that kAuto stands for.
+LinearTile DefaultMxfp4Tile(const LinearArgs& args);
+
 }  // namespace moeserve::cuda

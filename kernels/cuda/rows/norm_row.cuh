@@ -59,13 +59,25 @@ __device__ __forceinline__ void SumRow(const CombineParams& p, int64_t row,
   }
 }
 
+// Where NormVectorOf() writes a row: the sum replaces the residual stream, and the normed row is
+// the output.
+struct NormInPlace {
+  // Returns where the sum of the row at `x` is stored, in global or shared memory.
+  __device__ __forceinline__ float* Sum(float* x) const { return x; }
+  // Stores the first `count` of the normed elements from column c on.
+  __device__ __forceinline__ void Store(const NormParams& p, int64_t row, int64_t c, int count,
+                                        const float4& v) const {
+    StoreRowFour(p.output, row, c, count, v);
+  }
+};
+
 // Computes vector `item` of the rows; `lane` is the thread's index in its team. All loads are
 // issued before the first loaded value is used, and a row is read once. With kBlock, all threads of
 // the block call this, those of teams without a vector with a negative item; a team has kNormBlock
-// threads. `shared` is that of FactorsOf().
-template <bool kBlock, bool kSum>
+// threads. `shared` is that of FactorsOf(). `to` has the functions of NormInPlace.
+template <bool kBlock, bool kSum, typename Place = NormInPlace>
 __device__ __forceinline__ void NormVectorOf(const NormParams& p, int64_t item, int lane,
-                                             float* shared) {
+                                             float* shared, const Place& to = Place{}) {
   constexpr int kTeam = kBlock ? kNormBlock : 32;
   const bool idle = item < 0;
   if (idle) item = 0;
@@ -117,19 +129,23 @@ __device__ __forceinline__ void NormVectorOf(const NormParams& p, int64_t item, 
       return sum;
     };
     if (bias != nullptr) vector.Load(bias, biases);
+    float* const stored = to.Sum(vector.x);
+    const bool aligned = Aligned16(stored);
     vector.ForFours([&](int j, int c, float4& x) {
       const bool held = j < NormVector::kHeld;
       float4 v = held ? sums[j] : other_sum(c);
       if (bias != nullptr) v = v + (held ? biases[j] : other(bias, c));
       x = x + p.scale * v;
-      StoreFour(vector.x + c, n - c, vector.aligned, x);
+      StoreFour(stored + c, n - c, aligned, x);
     });
+    vector.x = stored;
+    vector.aligned = aligned;
   }
   const NormFactors factors = FactorsOf<kBlock>(vector, n, p.layer, p.eps, shared);
   vector.ForFours([&](int j, int c, const float4& x) {
     float4 v = factors(x, j < NormVector::kHeld ? scale[j] : other(scales, c));
     if (p.shifts != nullptr) v = v + other(p.shifts + begin, c);
-    StoreRowFour(p.output, row, first + c, n - c, v);
+    to.Store(p, row, first + c, n - c, v);
   });
 }
 

@@ -8,21 +8,48 @@
 
 #include "base/error_text.h"
 #include "base/kinds.h"
+#include "kernels/cuda/quantized/linear_fp8.h"
+#include "kernels/cuda/quantized/linear_grouped.h"
+#include "kernels/cuda/quantized/linear_int4.h"
 #include "kernels/cuda/quantized/linear_int8.h"
+#include "kernels/cuda/quantized/linear_mxfp4.h"
 #include "kernels/cuda/routing/router.h"
 #include "kernels/cuda/tuning/graph_device.h"
 
 namespace moeserve::cuda {
 namespace {
 
-bool IsInt8(const LinearArgs& args) {
-  return static_cast<const CudaLinearBank&>(*args.bank).is_int8();
+const CudaLinearBank& BankOf(const LinearArgs& args) {
+  return static_cast<const CudaLinearBank&>(*args.bank);
 }
 std::vector<LinearTile> TilesThatFit(const LinearArgs& args) {
-  return IsInt8(args) ? Int8TilesThatFit(args) : LinearTilesThatFit(args);
+  const CudaLinearBank& bank = BankOf(args);
+  if (bank.is_int8()) return Int8TilesThatFit(args);
+  if (bank.is_int4()) return Int4TilesThatFit();
+  if (bank.is_grouped()) return GroupedTilesThatFit();
+  if (bank.is_mxfp4()) return Mxfp4TilesThatFit(args);
+  if (bank.is_fp8()) return Fp8TilesThatFit(args);
+  return LinearTilesThatFit(args);
 }
 LinearTile DefaultTile(const LinearArgs& args) {
-  return IsInt8(args) ? DefaultInt8Tile(args) : DefaultLinearTile(args);
+  const CudaLinearBank& bank = BankOf(args);
+  if (bank.is_int8()) return DefaultInt8Tile(args);
+  if (bank.is_int4()) return DefaultInt4Tile(args);
+  if (bank.is_grouped()) return DefaultGroupedTile(args);
+  if (bank.is_mxfp4()) return DefaultMxfp4Tile(args);
+  if (bank.is_fp8()) return DefaultFp8Tile(args);
+  return DefaultLinearTile(args);
+}
+// `rounded` is memory for the rows of products with integers.
+void LaunchProduct(const LinearArgs& args, LinearTile tile, const Int8Rows& rounded,
+                   cudaStream_t stream) {
+  const CudaLinearBank& bank = BankOf(args);
+  if (bank.is_int8()) return LaunchLinearInt8(args, tile, rounded, stream);
+  if (bank.is_int4()) return LaunchLinearInt4(args, tile, rounded, stream);
+  if (bank.is_grouped()) return LaunchLinearGrouped(args, tile, rounded, stream);
+  if (bank.is_mxfp4()) return LaunchLinearMxfp4(args, tile, stream);
+  if (bank.is_fp8()) return LaunchLinearFp8(args, tile, stream);
+  LaunchLinear(args, tile, stream);
 }
 
 constexpr int kDense = 0, kSegments = 1, kRouted = 2, kGathered = 3;
@@ -135,18 +162,14 @@ class ProductTuning::Operands {
 
   // Launches a product that WithRows() returned, with this bank or an equal one.
   void Launch(const LinearArgs& args, LinearTile tile) const {
-    if (IsInt8(args)) {
-      LaunchLinearInt8(args, tile, rounded_, stream_);
-    } else {
-      LaunchLinear(args, tile, stream_);
-    }
+    LaunchProduct(args, tile, rounded_, stream_);
   }
 
  private:
   // Allocates memory for the rounded rows of a product with so many input rows.
   Status ReserveRounded(int64_t inputs) {
     LinearArgs args = recorded_->args;
-    if (!IsInt8(args)) return absl::OkStatus();
+    if (!BankOf(args).has_integers()) return absl::OkStatus();
     const RoutingPlan plan{.capacity = static_cast<int>(inputs)};  // the recorded one is gone
     if (args.plan != nullptr) args.plan = &plan;
     args.input.rows = inputs;

@@ -24,6 +24,8 @@
 #include "server/commands/checked_options.h"
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
+#include "server/commands/run_with_ranks.h"
+#include "server/commands/start_model.h"
 #include "server/keys/key_file.h"
 #include "server/process/signals.h"
 
@@ -344,6 +346,7 @@ void AddTargetOptions(CLI::App& command, LoadArguments& options) {
                   "Run a model of this shape with random weights, in this process")
       ->check(CLI::IsMember(names));
   AddComputeOptions(command, options.model);
+  AddRankOptions(command, options.model.ranks);
   AddQuietOption(command, options.model.quiet);
   AddEngineOptions(command, options.engine);
 }
@@ -425,8 +428,13 @@ void AddBenchLoadCommand(CLI::App& bench, Command& selected) {
       options->load.seed = options->workload.seed;
       Interruption interruption("interrupted before the load began");
       options->interruption = &interruption;
-      const absl::Status status = RunLoad(*options);
-      return status.ok() ? interruption.exit_status() : Fail(status);
+      const auto run = [&] {
+        const absl::Status status = RunLoad(*options);
+        return status.ok() ? interruption.exit_status() : Fail(status);
+      };
+      if (!options->model.directory.empty()) return RunWithRanks(options->model, run);
+      if (options->model.ranks.transport == "off") return run();
+      return Fail(absl::InvalidArgumentError("--ranks: expected --model, found none"));
     };
   });
 }

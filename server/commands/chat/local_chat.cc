@@ -12,6 +12,7 @@
 #include "server/chat/chat_format.h"
 #include "server/commands/chat/answer_experts.h"
 #include "server/commands/run_to_end.h"
+#include "server/commands/start_model.h"
 #include "server/generation/generation_request.h"
 
 namespace moeserve::server {

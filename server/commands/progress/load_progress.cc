@@ -39,6 +39,13 @@ Result<std::optional<QuantizedMatrix>> ReportedWeights::GetQuantized(
   return matrix;
 }
 
+Result<std::optional<Fp8Matrix>> ReportedWeights::GetFp8(std::string_view name,
+                                                         const std::vector<int64_t>& shape) {
+  Result<std::optional<Fp8Matrix>> matrix = source_.GetFp8(name, shape);
+  if (matrix.ok() && matrix->has_value()) Count(shape);
+  return matrix;
+}
+
 Result<std::vector<int32_t>> ReportedWeights::GetIds(std::string_view name,
                                                      const std::vector<int64_t>& shape) {
   Result<std::vector<int32_t>> ids = source_.GetIds(name, shape);

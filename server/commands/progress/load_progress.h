@@ -24,6 +24,8 @@ class ReportedWeights final : public WeightSource {
   Result<std::optional<QuantizedMatrix>> GetQuantized(std::string_view name,
                                                       const std::vector<int64_t>& shape,
                                                       Quantization type) override;
+  Result<std::optional<Fp8Matrix>> GetFp8(std::string_view name,
+                                          const std::vector<int64_t>& shape) override;
   Result<std::vector<int32_t>> GetIds(std::string_view name,
                                       const std::vector<int64_t>& shape) override;
   Quantization StoredQuantization() const override { return source_.StoredQuantization(); }

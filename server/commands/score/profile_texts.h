@@ -15,6 +15,7 @@
 #include "engine/statistics/measures/word_experts.h"
 #include "server/commands/model_options.h"
 #include "server/commands/score/text_scorer.h"
+#include "server/commands/start_model.h"
 
 namespace moeserve::server {
 

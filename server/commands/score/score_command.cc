@@ -15,6 +15,7 @@
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
 #include "server/commands/report_options.h"
+#include "server/commands/run_with_ranks.h"
 #include "server/commands/score/profile_texts.h"
 #include "server/reports/page/report_page.h"
 #include "server/reports/statistics_report.h"
@@ -274,6 +275,7 @@ void AddScoreCommand(CLI::App& app, Command& selected) {
       "expert statistics");
   auto options = std::make_shared<ScoreArguments>();
   AddModelOptions(*command, options->model);
+  AddRankOptions(*command, options->model.ranks);
   AddProfilingOptions(*command, options->profiling, false);
   command->add_option("--pairs", options->profiling.pair_files,
                       "File for an encoder-decoder, with a source, a tab and a translation in each "
@@ -316,7 +318,9 @@ void AddScoreCommand(CLI::App& app, Command& selected) {
                       "HTML file to write, with the papers' figures for this model and text");
   command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &selected] {
-    selected = [options] { return StatusToExit(ScoreFiles(*options)); };
+    selected = [options] {
+      return RunWithRanks(options->model, [&] { return StatusToExit(ScoreFiles(*options)); });
+    };
   });
 }
 

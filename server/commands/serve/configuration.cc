@@ -181,6 +181,12 @@ Result<Configuration> Configure(const ServeOptions& options) {
   MOESERVE_ASSIGN_OR_RETURN(EngineOptions engine, ResolveEngineOptions(options.engine));
   out.engine = WithServeOptions(std::move(engine), options);
   MOESERVE_ASSIGN_OR_RETURN(out.models, ResolveModels(options));
+  if (options.model.ranks.transport != "off" &&
+      (out.models.size() > 1 || options.model_control || !options.models_folder.empty())) {
+    return absl::InvalidArgumentError(
+        "--ranks: expected one --model without --model-control and --models-folder, found more: "
+        "several processes compute one model");
+  }
   settings.served_names = out.models.front().names;
   if (!options.models_folder.empty()) {
     std::error_code error;

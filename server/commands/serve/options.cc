@@ -5,6 +5,7 @@
 
 #include "engine/request.h"
 #include "server/commands/checked_options.h"
+#include "server/commands/run_with_ranks.h"
 #include "server/tools/call_syntax.h"
 
 namespace moeserve::server {
@@ -187,6 +188,7 @@ void AddServeOptions(CLI::App& command, ServeOptions& options) {
   AddServedModels(command, options);
   options.model.packed_cache = "auto";
   AddComputeOptions(command, options.model);
+  AddRankOptions(command, options.model.ranks);
   AddDraftModel(command, options.model);
   AddPoolingOption(command, options.model);
   AddEngineOptions(command, options.engine);

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,9 +22,12 @@
 #include "server/base/version.h"
 #include "server/chat/chat_format.h"
 #include "server/commands/commands.h"
+#include "server/commands/ranks/rank_session.h"
+#include "server/commands/run_with_ranks.h"
 #include "server/commands/serve/configuration.h"
 #include "server/commands/serve/option_reader.h"
 #include "server/commands/serve/options.h"
+#include "server/commands/start_model.h"
 #include "server/context.h"
 #include "server/generation/engine_watchdog.h"
 #include "server/http/routes/api.h"
@@ -61,15 +65,16 @@ LogLevel ParseLevel(const std::string& text) {
   return LogLevel::kInfo;
 }
 
-// Until destroyed, calls ServerContext::Tick once a second, and lets gRPC's health service report
-// an engine that cannot serve any more.
+// Until destroyed, calls ServerContext::Tick and `also` once a second, and lets gRPC's health
+// service report an engine that cannot serve any more.
 class Ticker {
  public:
-  Ticker(ServerContext& context, rpc::GrpcServer& grpc)
-      : thread_([this, &context, &grpc](std::stop_token stop) {
+  Ticker(ServerContext& context, rpc::GrpcServer& grpc, std::function<void()> also)
+      : thread_([this, &context, &grpc, also = std::move(also)](std::stop_token stop) {
           do {
             context.Tick();
             if (!context.EngineStatus().ok()) grpc.SetServing(false);
+            also();
           } while (WaitUnlessStopped(stop, std::chrono::seconds(1)));
         }) {}
 
@@ -96,6 +101,22 @@ class StopFlag {
   Mutex mutex_;
   std::condition_variable changed_;
   bool set_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// Until destroyed, calls `lost` when a rank is lost. `ranks` may be null.
+class LossWatch {
+ public:
+  LossWatch(RankSession* ranks, std::function<void()> lost) : ranks_(ranks) {
+    if (ranks_ != nullptr) ranks_->OnLoss(std::move(lost));
+  }
+  ~LossWatch() {
+    if (ranks_ != nullptr) ranks_->OnLoss({});
+  }
+  LossWatch(const LossWatch&) = delete;
+  LossWatch& operator=(const LossWatch&) = delete;
+
+ private:
+  RankSession* const ranks_;
 };
 
 void LogConfiguration(const ServeOptions& options, const EngineOptions& engine,
@@ -278,6 +299,9 @@ absl::Status Serve(const ServeOptions& options, Configuration configuration) {
   if (configuration.tls.enabled()) {
     MOESERVE_ASSIGN_OR_RETURN(configuration.settings.tls, TlsStore::Start(configuration.tls));
   }
+  if (RankSession* const ranks = options.model.session; ranks != nullptr) {
+    configuration.settings.ranks = [ranks] { return ranks->Ranks(); };
+  }
   configuration.settings.observer = std::make_shared<RequestObserver>(configuration.observer);
   ServerContext context(std::move(configuration.settings));
   for (const ModelSource& model : configuration.models) {
@@ -338,14 +362,21 @@ absl::Status Serve(const ServeOptions& options, Configuration configuration) {
   }
   context.SetServing();
   listeners.grpc->SetServing(true);
-  const Ticker ticker(context, *listeners.grpc);
+  RankSession* const ranks = options.model.session;
+  // The service ends with a rank. mpirun ends this process soon, so nothing waits for that.
+  const LossWatch losses(ranks, [&stop] { stop.Set(); });
+  const Ticker ticker(context, *listeners.grpc, [&stop, ranks] {
+    if (ranks != nullptr && !ranks->status().ok()) stop.Set();
+  });
   LogInfo("serve", Concat("ready after ", absl::ToInt64Milliseconds(SteadyNow() - start), " ms"));
   std::printf("http listening on %s\ngrpc listening on %s\n", listeners.http->address().c_str(),
               listeners.grpc->address().c_str());
   std::fflush(stdout);
 
   stop.Wait();
-  if (!ShutDown(listeners, context, options.drain_seconds)) {
+  const bool lost = ranks != nullptr && !ranks->status().ok();
+  if (lost) LogError("serve", std::string(ranks->status().message()));
+  if (!ShutDown(listeners, context, lost ? 0.0 : options.drain_seconds)) {
     FlushLog(kLogFlushTimeout);
     std::quick_exit(1);
   }
@@ -394,6 +425,7 @@ int RunServe(ServeOptionReader& reader) {
   }
   BlockTerminationSignals();
   BlockHangup();
+  if (options.model.ranks.transport != "off") BlockDrainSignal();
   IgnoreBrokenPipes();
   LimitKeptMemory();
   SetUpLogging(options.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
@@ -403,11 +435,17 @@ int RunServe(ServeOptionReader& reader) {
   }
   rpc::RouteGrpcLog();
   auto configuration = Configure(options);
-  const absl::Status status = configuration.ok()
-                                  ? Serve(options, *std::move(configuration))
-                                  : reader.sources().WithSource(configuration.status());
-  FlushLog(kLogFlushTimeout);
-  return status.ok() ? 0 : Fail(status);
+  if (!configuration.ok()) {
+    FlushLog(kLogFlushTimeout);
+    return Fail(reader.sources().WithSource(configuration.status()));
+  }
+  ServeOptions ranked = options;
+  ranked.model.directory = configuration->models.front().path;  // what followers load
+  return RunWithRanks(ranked.model, [&] {
+    const absl::Status status = Serve(ranked, *std::move(configuration));
+    FlushLog(kLogFlushTimeout);
+    return StatusToExit(status);
+  });
 }
 
 }  // namespace

@@ -42,7 +42,9 @@ constexpr char kServer[] = R"json({
   "state": "'loading' | 'serving' | 'draining'", "uptime_seconds": "number >= 0",
   "models": "[ServedModel]", "limits": [{"...": "number"}, "Limits of one request"],
   "settings": [{"...": "boolean | integer | string | array"},
-    "Settings on which it depends how requests are answered"]},
+    "Settings on which it depends how requests are answered"],
+  "ranks": [[{"rank": "count", "host": "string", "up": "boolean"}],
+    "Processes that compute the model together; empty if this process is alone"]},
 "ServedModel": {
   "id": "string", "aliases": "[string]", "state": "'unloaded' | 'loading' | 'ready'",
   "version": "count", "memory_bytes": "count", "max_model_len?": "integer >= 1",

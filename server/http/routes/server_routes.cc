@@ -142,6 +142,12 @@ class ServerRoutes {
     out["models"] = std::move(models);
     out["limits"] = RequestLimitsJson(settings);
     out["settings"] = SettingsJson(settings, context_.model_manager() != nullptr);
+    OrderedJson& ranks = out["ranks"] = OrderedJson::array();
+    if (settings.ranks) {
+      for (const RankStatus::Rank& rank : settings.ranks().ranks) {
+        ranks.push_back({{"rank", ranks.size()}, {"host", rank.host}, {"up", rank.up}});
+      }
+    }
     return JsonResponse(out);
   }
 

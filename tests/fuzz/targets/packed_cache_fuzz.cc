@@ -21,8 +21,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kHeaderBytes = 4096;  // of all banks here
-constexpr size_t kPayloadChecksum = 24;
-constexpr size_t kKey = 40;
+constexpr size_t kTable = 32;
+constexpr size_t kExperts = 2;  // of all banks here
+constexpr size_t kKey = kTable + kExperts * sizeof(PackedPart);
 
 // The part of the CPU backend that keeps packed banks. No model runs on it.
 class PackingBackend final : public Backend {
@@ -30,8 +31,8 @@ class PackingBackend final : public Backend {
   std::string_view name() const override { return "cpu"; }
   std::string_view description() const override { return "cpu"; }
   std::string_view packed_layout() const override { return cpu::kPackedLayout; }
-  int64_t PackedBankBytes(const LinearBankShape& shape) const override {
-    return cpu::CpuLinearBank::Bytes(shape);
+  int64_t PackedExpertBytes(const LinearBankShape& shape, int expert) const override {
+    return cpu::CpuLinearBank::Bytes(shape, expert);
   }
   Result<std::unique_ptr<LinearBank>> NewPackedBank(LinearBankShape shape,
                                                     PackedBytes packed) override {
@@ -160,7 +161,7 @@ class Cache {
     fs::remove_all(folder_, ignored);
   }
 
-  std::unique_ptr<LinearBank> Find(const PackedBankKey& key) { return cache_->Find(key); }
+  CachedBank Find(const PackedBankKey& key, bool verify) { return cache_->Find(key, verify); }
 
   // Returns the file of a bank whose weights are numbers.
   const StoredBank& Stored(uint8_t choice) {
@@ -196,6 +197,14 @@ class Cache {
   std::map<uint8_t, StoredBank> stored_;
 };
 
+// Returns the bytes of expert e, cut at the end of the file.
+std::string_view ExpertOf(std::string_view file, size_t e) {
+  PackedPart part;
+  std::memcpy(&part, file.data() + kTable + e * sizeof part, sizeof part);
+  if (part.offset > file.size() - kHeaderBytes) return {};
+  return file.substr(kHeaderBytes + part.offset, part.bytes);
+}
+
 void PutChecksum(std::string& file, size_t at, std::string_view covered) {
   const uint64_t sum = PackedChecksum(covered);
   std::memcpy(file.data() + at, &sum, sizeof sum);
@@ -215,7 +224,9 @@ std::string Changed(std::string file, uint8_t mode, testing::Input input) {
   }
   if (file.size() < kHeaderBytes) return file;
   const std::string_view bytes = file;
-  if ((mode & 2) != 0) PutChecksum(file, kPayloadChecksum, bytes.substr(kHeaderBytes));
+  for (size_t e = 0; (mode & 2) != 0 && e < kExperts; ++e) {
+    PutChecksum(file, kTable + e * sizeof(PackedPart) + 16, ExpertOf(bytes, e));
+  }
   if ((mode & 4) != 0) PutChecksum(file, kHeaderBytes - 8, bytes.substr(0, kHeaderBytes - 8));
   return file;
 }
@@ -236,7 +247,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::ofstream out(path, std::ios::binary | std::ios::trunc);
     out.write(file.data(), static_cast<std::streamsize>(file.size()));
   }
-  const std::unique_ptr<LinearBank> bank = cache.Find(key);
+  // Without a check at once, each expert is checked when it is used.
+  const bool verify = (mode & 8) != 0;
+  const auto [bank, experts] = cache.Find(key, verify);
   MOESERVE_CHECK(bank != nullptr || file != original, "what is stored is found");
   if (bank == nullptr) return 0;
   testing::CountAccepted();
@@ -246,9 +259,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   MOESERVE_CHECK(
       bytes.substr(kKey, key_bytes) == std::string_view(original).substr(kKey, key_bytes),
       "the file is of this bank");
-  const std::span<const char> packed = bank->packed_bytes();
-  MOESERVE_CHECK(std::string_view(packed.data(), packed.size()) == bytes.substr(kHeaderBytes),
-                 "the bank has the bytes of the file");
+  for (int e = 0; e < bank->num_experts(); ++e) {
+    const std::span<const char> packed = bank->packed_bytes(e);
+    const std::string_view expert(packed.data(), packed.size());
+    MOESERVE_CHECK(expert == ExpertOf(bytes, static_cast<size_t>(e)),
+                   "the bank has the bytes of the file");
+    uint64_t checksum;
+    std::memcpy(&checksum, bytes.data() + kTable + e * sizeof(PackedPart) + 16, sizeof checksum);
+    const bool matches = PackedChecksum(packed) == checksum;
+    MOESERVE_CHECK(experts->Verify(e).ok() == matches, "a damaged expert is refused");
+    MOESERVE_CHECK(matches || !verify, "a file with a damaged expert is refused");
+  }
   MOESERVE_CHECK(bank->shape().out_features == key.shape.out_features, "the shape of the bank");
   return 0;
 }

@@ -102,6 +102,7 @@ class TwiceEngine final : public Engine {
   void Cancel(const TokenSink*) override {}
   bool Drain(absl::Time) override { return true; }
   void Shutdown() override {}
+  void Break(absl::Status) override {}
   EngineStats Stats() const override { return {}; }
   EngineProgress Progress() const override { return {}; }
   ExpertStats ExpertSnapshot() const override { return {}; }

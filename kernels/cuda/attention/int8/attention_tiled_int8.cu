@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads)
                     const float scale) {
   GridDependencyPass();
   auto& shared = *DynamicShared<SharedInt8Tiles<kDim>>();
-  ForEachRun(a, tokens_per_tile, [&](int begin, int end) {
+  ForEachRun(a, tokens_per_tile, shared.rows, [&](int begin, int end) {
     TiledRun<kDim>(a, begin, end, blockIdx.y, blockIdx.z, split_tiles, scale, shared);
   });
 }

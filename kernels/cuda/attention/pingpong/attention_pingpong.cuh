@@ -1,34 +1,41 @@
-// The computation of attention_tiled_wgmma.cu by blocks of several warpgroups, for devices of
-// compute capability 9.0 and caches with planes of 64 or 128 columns. Rows have the same bits.
+// Attention of tiles of tokens by blocks of several warpgroups, for devices of compute
+// capability 9.0 and heads of 64 or 128 columns. Rows have the bits of attention_tiled_wgmma.cu or,
+// over an int8 cache, of int8/attention_tiled_int8.cu.
 //
 // A block has two consumer warpgroups (three for heads of 64 elements) of 64 rows each, and one
-// producer warpgroup. One producer warp copies keys and one copies values, unchanged by bulk
-// copies, into two rings of tiles, which all consumers read. So keys and values are read half as
-// often as by blocks of one warpgroup, and consumers execute no instructions for copies.
+// producer warpgroup, which fills two rings, one with tiles of keys and one with tiles of values.
+// All consumers read them. So keys and values are read half as often as by blocks of one warpgroup,
+// and consumers execute no instructions for copies. What is particular to a type of cache is the
+// producer, in the files that include this one.
 //
 // Consumers take turns to start their products, so that the tensor cores multiply for one consumer
 // while the other one computes its softmax. As in attention_tiled_wgmma.cu, the products of a
 // tile's weights and values also run during the softmax of the consumer's own next tile.
+#pragma once
+
+#include <type_traits>
+
 #include "kernels/cuda/attention/attention_wgmma.cuh"
+#include "kernels/cuda/attention/int8/int8_tiles.cuh"
 
 namespace moeserve::cuda {
-namespace {
 
-constexpr int kWarpgroupThreads = 128;
-constexpr int kWarpgroupRows = 64;
+inline constexpr int kWarpgroupThreads = 128;
+inline constexpr int kWarpgroupRows = 64;
 
-template <int kDimArg, ScoreKind kKindArg>
+template <int kDimArg, ScoreKind kKindArg, bool kInt8Arg>
 struct PingPongShape {
   static constexpr int kDim = kDimArg;
   static constexpr ScoreKind kKind = kKindArg;
+  static constexpr bool kInt8 = kInt8Arg;  // the cache
   // Three consumers have too few registers for other scores.
   static constexpr int kConsumers = kDim == 64 && kKind == ScoreKind::kPlain ? 3 : 2;
   static constexpr int kRows = kConsumers * kWarpgroupRows;
   static constexpr int kConsumerThreads = kConsumers * kWarpgroupThreads;
   static constexpr int kThreads = kConsumerThreads + kWarpgroupThreads;
-  static constexpr int kStages = kDim == 64 ? 6 : 4;
-  static constexpr bool kCountsTiles = kDim == 128 && kKind == ScoreKind::kOwn;
-  static_assert(!kCountsTiles || kStages == 4, "a power of two");
+  static constexpr int kStages = kDim == 128 ? 4 : kInt8 ? 8 : 6;
+  static constexpr bool kCountsTiles = (kDim == 128 && kKind == ScoreKind::kOwn) || kInt8;
+  static_assert(!kCountsTiles || (kStages & (kStages - 1)) == 0, "a power of two");
   static constexpr int kTileBytes = kTileKeys * kDim * 2;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
@@ -54,11 +61,29 @@ struct RingBarriers {
   uint64_t empty[S::kStages];
 };
 
+// What the producer of an int8 cache needs besides the rings.
+template <typename S>
+struct Int8Staging {
+  static constexpr int kStages = 3;
+  static constexpr int kPages = kTileKeys / kPageTokens;
+  // A page of a tile, as the cache has it.
+  struct Page {
+    char keys[kCacheScaleBytes + kPageTokens * S::kDim];
+    char values[kCacheScaleBytes + kPageTokens * S::kDim];
+  };
+  Page pages[kStages][kPages];
+  uint64_t full[kStages][kPages];
+  // The scales of the tiles in the rings, which are filled and released with the keys.
+  TileScales scales[S::kStages];
+};
+struct NoStaging {};
+
 template <typename S>
 struct PingPongShared {
   alignas(1024) Ring<S> keys;
   Ring<S> values;
   char queries[S::kRows * S::kDim * 2];
+  alignas(16) std::conditional_t<S::kInt8, Int8Staging<S>, NoStaging> staging;
   RingBarriers<S> of_keys;
   RingBarriers<S> of_values;
   BlockRows<S::kRows> rows;
@@ -89,73 +114,6 @@ class StageOfTile {
   uint32_t parity_ = 0;
 };
 
-// --- The producer -------------------------------------------------------------------------------
-
-// Sets the values of a tile's keys outside of [begin, end), relative to the tile, to zero: their
-// weights are zero, but what the buffer contains may be no number.
-template <typename S>
-__device__ void ClearUnread(char* tile, int begin, int end) {
-  constexpr int kPieces = kPlaneRowBytes / 16;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int unread = kTileKeys - (end - begin);
-  for (int i = lane; i < unread * (S::kTileBytes / kTileKeys / 16); i += 32) {
-    const int n = i / kPieces % unread;
-    const int row = n < begin ? n : n - begin + end;
-    const int plane = i / kPieces / unread;
-    *reinterpret_cast<uint4*>(tile + (plane * kTileKeys + row) * kPlaneRowBytes +
-                              i % kPieces * 16) = make_uint4(0, 0, 0, 0);
-  }
-  FenceAsyncShared();
-}
-
-// Copies all tiles of keys or of values into their ring, by one warp. Only rows of keys in `range`
-// are copied: the others may never have been written. Those of values become zeros.
-template <typename S, bool kValues>
-__device__ __forceinline__ void CopyTiles(const KvLayerView& cache, const BlockKeys& range,
-                                          int kv_head, Ring<S>& ring, RingBarriers<S>& barriers,
-                                          StageOfTile<S>& at) {
-  constexpr int kPlanes = S::kDim / kPlaneColumns;
-  constexpr int kCopies = kTileKeys / kPageTokens * kPlanes;
-  static_assert(kCopies <= 32);
-  // Each of the first lanes copies a plane of one of the tile's blocks.
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int plane = lane % kPlanes;
-  const int first_key = lane / kPlanes * kPageTokens;  // in the tile
-  const char* const from = static_cast<const char*>(kValues ? cache.values : cache.keys) +
-                           kv_head * cache.head_stride * 2 + plane * kPlaneBlockBytes;
-  const auto block_bytes = static_cast<uint32_t>(cache.block_stride * 2);
-  const auto block_of = [&](int tile) {
-    const int key = tile * kTileKeys + first_key;
-    const bool read = lane < kCopies && key <= range.last && key + kPageTokens > range.first;
-    return read ? range.page_table[key / kPageTokens] : -1;
-  };
-  int32_t block = block_of(range.tiles.begin);
-  for (int tile = range.tiles.begin; tile < range.tiles.end; ++tile) {
-    const int32_t next = block_of(tile + 1);
-    const int begin = max(range.first - tile * kTileKeys, 0);
-    const int end = min(range.last + 1 - tile * kTileKeys, kTileKeys);
-    char* const to = ring.tiles[at.stage()];
-    uint64_t* const full = barriers.full + at.stage();
-    MbarrierWait(barriers.empty + at.stage(), at.parity() ^ 1);
-    if (kValues && end - begin < kTileKeys) {
-      ClearUnread<S>(to, begin, end);
-      __syncwarp();
-    }
-    if (lane == 0) MbarrierArriveExpect(full, (end - begin) * S::kDim * 2);
-    __syncwarp();
-    if (block >= 0) {
-      const int row = max(begin - first_key, 0);
-      const int rows = min(end - first_key, kPageTokens) - row;
-      CopyBulkAsync(to + (plane * kTileKeys + first_key + row) * kPlaneRowBytes,
-                    from + static_cast<uint64_t>(static_cast<uint32_t>(block)) * block_bytes +
-                        row * kPlaneRowBytes,
-                    rows * kPlaneRowBytes, full);
-    }
-    block = next;
-    at.Advance();
-  }
-}
-
 // Does what FindWork() does in the consumers, which find the rows. Returns false as FindWork().
 template <int kRows>
 __device__ __forceinline__ bool AwaitWork(const AttentionLaunch& a, int begin, int end,
@@ -167,24 +125,6 @@ __device__ __forceinline__ bool AwaitWork(const AttentionLaunch& a, int begin, i
   if (sequence < 0) return false;
   *keys = KeysOf<kTileKeys>(a, sequence, rows);
   return true;
-}
-
-template <typename S>
-__device__ __forceinline__ void Produce(const AttentionLaunch& a, int tokens_per_tile,
-                                        PingPongShared<S>& shared) {
-  const int kv_head = static_cast<int>(blockIdx.y);
-  const int warp =
-      __shfl_sync(kFullMask, (static_cast<int>(threadIdx.x) - S::kConsumerThreads) / 32, 0);
-  StageOfTile<S> at;
-  ForEachRun(a, tokens_per_tile, [&](int begin, int end) {
-    BlockKeys range;
-    if (!AwaitWork(a, begin, end, shared.rows, &range)) return;
-    if (warp == 0) {
-      CopyTiles<S, false>(a.cache, range, kv_head, shared.keys, shared.of_keys, at);
-    } else if (warp == 1) {
-      CopyTiles<S, true>(a.cache, range, kv_head, shared.values, shared.of_values, at);
-    }
-  });
 }
 
 // --- The consumers ------------------------------------------------------------------------------
@@ -212,6 +152,15 @@ __device__ __forceinline__ TileRange TilesOfConsumer(const SeenKeys& seen,
   return {__shfl_sync(kFullMask, tiles.begin, 0), __shfl_sync(kFullMask, tiles.end, 0)};
 }
 
+// Returns `value`, such that the compiler does not compute what depends on it before a loop around
+// the call: the registers that would keep it are those of the sums.
+__device__ __forceinline__ int ComputedHere(int value) {
+#if !defined(MOESERVE_CUDA_EMULATION)
+  asm volatile("" : "+r"(value));
+#endif
+  return value;
+}
+
 // One consumer. All consumers take one turn for each of the block's tiles.
 template <typename S>
 class Consumer {
@@ -228,7 +177,7 @@ class Consumer {
 
   __device__ __forceinline__ void Run(int tokens_per_tile) {
     if (index_ == S::kConsumers - 1) PassTurn();
-    ForEachRun(a_, tokens_per_tile, [&](int begin, int end) {
+    ForEachRun(a_, tokens_per_tile, shared_.rows, [&](int begin, int end) {
       BlockKeys range;
       if (!FindWork<kTileKeys>(a_, begin, end, -1, 0, blockIdx.y, blockIdx.z, &shared_.rows, &range,
                                S::kConsumerThreads)) {
@@ -241,10 +190,12 @@ class Consumer {
       FenceAsyncShared();
       NamedBarrierSync(S::kQueriesBarrier + index_, kWarpgroupThreads);
       const TileRange own = TilesOfConsumer(a_.seen, shared_.rows, index_);
-      if (own.end == own.begin) return Skip(range.tiles.end - range.tiles.begin);
-      Skip(own.begin - range.tiles.begin);
-      Compute(own.begin, own.end - 1, row);
-      Skip(shared_.rows.last_key / kTileKeys + 1 - own.end);
+      const TileRange all = TilesOfBlock();
+      const bool none = own.end == own.begin;
+      Skip((none ? all.end : own.begin) - all.begin);
+      if (none) return;
+      const int last = Compute(own.begin, own.end - 1, row);
+      Skip(TilesOfBlock().end - 1 - last);
     });
     if (index_ == 0) TakeTurn();
   }
@@ -260,6 +211,7 @@ class Consumer {
   __device__ __forceinline__ void Await(RingBarriers<S>& ring, const StageOfTile<S>& at) {
     MbarrierWait(ring.full + at.stage(), at.parity());
   }
+  // Every lane has waited for the stage and does not access it any more.
   __device__ __forceinline__ void Release(RingBarriers<S>& ring, const StageOfTile<S>& at) {
     if (threadIdx.x % 32 == 0) MbarrierArrive(ring.empty + at.stage());
   }
@@ -271,22 +223,51 @@ class Consumer {
     return SameInAllLanes(ValuesDescriptor(shared_.values.tiles[stage]));
   }
 
+  // Returns the block's tiles. They are read where they are needed, because no register is left to
+  // keep them.
+  __device__ __forceinline__ TileRange TilesOfBlock() const {
+    const volatile BlockRows<S::kRows>& rows = shared_.rows;
+    return TilesOf<kTileKeys>(rows.first_key, rows.last_key);
+  }
+
   // Releases the next tiles, of which the consumer's rows see no key.
   __device__ __forceinline__ void Skip(int tiles) {
     for (; tiles > 0; --tiles) {
       TakeTurn();
       PassTurn();
       Await(shared_.of_keys, at_);
-      Release(shared_.of_keys, at_);
       Await(shared_.of_values, at_);
+      __syncwarp();
+      Release(shared_.of_keys, at_);
       Release(shared_.of_values, at_);
       at_.Advance();
     }
   }
 
+  // Replaces the products of the tile at at_, whose keys begin at `key`, by weights as Softmax()
+  // does, and releases the keys. Over an int8 cache, weights are multiplied by the scales of
+  // values.
+  __device__ __forceinline__ Rescaling Weights(int warp_row, const SeenByAll& seen, int key,
+                                               float (&scores)[kTileKeys / 2],
+                                               RowState<kTileSteps>* state) {
+    if constexpr (S::kInt8) {
+      const TileScales& scales = shared_.staging.scales[at_.stage()];
+      ScaleKeys(scales.keys, 0, AsFragments(scores));
+      const Rescaling rescaling =
+          Softmax<S::kKind>(a_, score_, shared_.rows, warp_row, seen, key, scores, state);
+      ScaleKeys(scales.values, 0, AsFragments(scores));
+      __syncwarp();
+      Release(shared_.of_keys, at_);
+      return rescaling;
+    } else {
+      Release(shared_.of_keys, at_);
+      return Softmax<S::kKind>(a_, score_, shared_.rows, warp_row, seen, key, scores, state);
+    }
+  }
+
   // Computes and stores the rows from `consumer_row` on, whose keys are in these tiles. A tile that
-  // a row does not see has weights of 0 and does not change its sums.
-  __device__ __forceinline__ void Compute(int first_tile, int last_tile, int consumer_row);
+  // a row does not see has weights of 0 and does not change its sums. Returns last_tile.
+  __device__ __forceinline__ int Compute(int first_tile, int last_tile, int consumer_row);
 
   const AttentionLaunch& a_;
   PingPongShared<S>& shared_;
@@ -297,10 +278,12 @@ class Consumer {
 };
 
 template <typename S>
-__device__ __forceinline__ void Consumer<S>::Compute(int first_tile, int last_tile,
-                                                     int consumer_row) {
-  const int warp_row = consumer_row + static_cast<int>(threadIdx.x) % kWarpgroupThreads / 32 * 16;
-  const SeenByAll seen = SeenByAllOf(shared_.rows, warp_row, a_.seen);
+__device__ __forceinline__ int Consumer<S>::Compute(int first_tile, int last_tile,
+                                                    int consumer_row) {
+  const auto warp_row = [&] {
+    return consumer_row + ComputedHere(static_cast<int>(threadIdx.x)) % kWarpgroupThreads / 32 * 16;
+  };
+  const SeenByAll seen = SeenByAllOf(shared_.rows, warp_row(), a_.seen);
   RowState<kTileSteps> state;
   float sums[kDim / 2] = {};
   float scores[kTileKeys / 2];
@@ -315,12 +298,10 @@ __device__ __forceinline__ void Consumer<S>::Compute(int first_tile, int last_ti
   PassTurn();
   WgmmaWait<0>();
   WgmmaKeepInPlace(scores);
-  Release(shared_.of_keys, at_);
-  Softmax<S::kKind>(a_, score_, shared_.rows, warp_row, seen, first_tile * kTileKeys, scores,
-                    &state);
+  Weights(warp_row(), seen, first_tile * kTileKeys, scores, &state);
   PackTile(scores, weights);
-  int split_end = (first_tile / split_tiles_ + 1) * split_tiles_;
-  for (int tile = first_tile; tile < last_tile; ++tile) {
+  int tile = first_tile;
+  for (; tile < last_tile; ++tile) {
     const StageOfTile<S> of_values = at_;
     at_.Advance();
     Await(shared_.of_keys, at_);
@@ -329,17 +310,15 @@ __device__ __forceinline__ void Consumer<S>::Compute(int first_tile, int last_ti
     StartScores<kDim, S::kRows>(SameInAllLanes(queries), KeysAt(at_.stage()), scores);
     StartValues<kDim>(weights, ValuesAt(of_values.stage()), sums);
     PassTurn();
-    const bool split_ends = tile + 1 == split_end;
+    // A power of two.
+    const bool split_ends = ((tile + 1) & (split_tiles_ - 1)) == 0;
     MergeFactors f[2];
     if (split_ends) {
-      split_end += split_tiles_;
       MergeTiledState(false, score_.factor, &state, &merged, &none, f);
     }
     WgmmaWait<1>();
     WgmmaKeepInPlace(scores);
-    Release(shared_.of_keys, at_);
-    const Rescaling rescaling = Softmax<S::kKind>(a_, score_, shared_.rows, warp_row, seen,
-                                                  (tile + 1) * kTileKeys, scores, &state);
+    const Rescaling rescaling = Weights(warp_row(), seen, (tile + 1) * kTileKeys, scores, &state);
     ComputeBefore(state);
     FinishValues(weights, sums);
     Release(shared_.of_values, of_values);
@@ -358,10 +337,13 @@ __device__ __forceinline__ void Consumer<S>::Compute(int first_tile, int last_ti
   MergeFactors f[2];
   MergeTiledState(false, score_.factor, &state, &merged, &none, f);
   MergeTiledValues(false, f, AsFragments(sums), &merged, &none);
-  StoreFinished<kDim>(a_, shared_.rows, warp_row, merged, none);
+  StoreFinished<kDim>(a_, shared_.rows, warp_row(), merged, none);
+  return tile;
 }
 
-template <typename S>
+// Producer::Run(a, tokens_per_tile, shared) fills the rings, by the last warpgroup of the block.
+// The barrier of a full stage counts Producer::kArrivals arrivals.
+template <typename S, typename Producer>
 __global__ void __launch_bounds__(S::kThreads, 1)
     PingPongKernel(const AttentionLaunch a, const int tokens_per_tile, const int split_tiles,
                    const float scale) {
@@ -370,10 +352,11 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     if (threadIdx.x == 0) {
       for (RingBarriers<S>* ring : {&shared.of_keys, &shared.of_values}) {
         for (int s = 0; s < S::kStages; ++s) {
-          MbarrierInit(ring->full + s, 1);
+          MbarrierInit(ring->full + s, Producer::kArrivals);
           MbarrierInit(ring->empty + s, S::kConsumerThreads / 32);
         }
       }
+      Producer::InitBarriers(shared);
       MbarrierInitFence();
     }
     GridDependencyPass();
@@ -381,7 +364,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     if (__shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0) ==
         S::kConsumers) {
       DecreaseRegisters<S::kProducerRegisters>();
-      Produce<S>(a, tokens_per_tile, shared);
+      Producer::Run(a, tokens_per_tile, shared);
     } else {
       IncreaseRegisters<S::kConsumerRegisters>();
       Consumer<S>(a, split_tiles, scale, shared).Run(tokens_per_tile);
@@ -392,33 +375,30 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   }
 }
 
-template <int kDim, ScoreKind kKind>
-void LaunchPingPongOf(const AttentionLaunch& args, cudaStream_t stream) {
-  using S = PingPongShape<kDim, kKind>;
+template <int kDim, ScoreKind kKind, bool kInt8, template <typename> typename Producer>
+void LaunchPingPongKernel(const AttentionLaunch& args, cudaStream_t stream) {
+  using S = PingPongShape<kDim, kKind, kInt8>;
   static_assert(sizeof(PingPongShared<S>) <= 227 << 10);
-  LaunchTiles(PingPongKernel<S>, S::kRows, S::kThreads, sizeof(PingPongShared<S>), args, stream);
+  LaunchTiles(PingPongKernel<S, Producer<S>>, S::kRows, S::kThreads, sizeof(PingPongShared<S>),
+              args, stream);
 }
 
-template <int kDim>
-void LaunchPingPongOf(const AttentionLaunch& args, cudaStream_t stream) {
+template <int kDim, bool kInt8, template <typename> typename Producer>
+void LaunchPingPongOfDim(const AttentionLaunch& args, cudaStream_t stream) {
   if (OwnScores(args, args.scale * kLog2E)) {
-    LaunchPingPongOf<kDim, ScoreKind::kOwn>(args, stream);
+    LaunchPingPongKernel<kDim, ScoreKind::kOwn, kInt8, Producer>(args, stream);
   } else {
-    LaunchPingPongOf<kDim, ScoreKind::kPlain>(args, stream);
+    LaunchPingPongKernel<kDim, ScoreKind::kPlain, kInt8, Producer>(args, stream);
   }
 }
 
-}  // namespace
-
-bool PingPongFits(const KvLayerView& cache) {
-  return TiledWgmmaFits() && cache.in_planes() && cache.padded_dim <= 128;
-}
-
-void LaunchPingPong(const AttentionLaunch& args, cudaStream_t stream) {
+// Launches the kernels with this producer, for a cache with padded_dim 64 or 128.
+template <bool kInt8, template <typename> typename Producer>
+void LaunchPingPongWith(const AttentionLaunch& args, cudaStream_t stream) {
   if (args.cache.padded_dim == 64) {
-    LaunchPingPongOf<64>(args, stream);
+    LaunchPingPongOfDim<64, kInt8, Producer>(args, stream);
   } else {
-    LaunchPingPongOf<128>(args, stream);
+    LaunchPingPongOfDim<128, kInt8, Producer>(args, stream);
   }
 }
 

@@ -1,0 +1,166 @@
+#include "engine/tiers/expert_tiers.h"
+
+#include <time.h>
+
+#include <algorithm>
+
+namespace moeserve {
+namespace {
+
+// Returns the seconds that the calling thread has run.
+double RunningSeconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+}  // namespace
+
+void ExpertTiers::Add(const LinearBank* bank, std::shared_ptr<PackedExperts> experts,
+                      const std::vector<bool>& here) {
+  for (int e = 0; e < experts->count(); ++e) {
+    if (here.empty() || here[static_cast<size_t>(e)]) bytes_ += std::ssize(experts->bytes(e));
+  }
+  files_[bank] = std::move(experts);
+}
+
+std::unique_ptr<BlockTier> ExpertTiers::NewBlock(const std::vector<const LinearBank*>& banks) {
+  std::vector<std::shared_ptr<PackedExperts>> files;
+  for (const LinearBank* bank : banks) {
+    const auto found = files_.find(bank);
+    if (found != files_.end()) files.push_back(found->second);
+  }
+  if (files.empty()) return nullptr;
+  return std::unique_ptr<BlockTier>(new BlockTier(*this, std::move(files)));
+}
+
+void ExpertTiers::FinishLoading(int64_t weight_bytes) {
+  std::optional<int64_t> memory = options_.memory;
+  if (!memory.has_value() && options_.total.has_value()) {
+    memory = *options_.total - (weight_bytes - bytes_);
+  }
+  counts_.in_force = memory.has_value() && bytes_ > std::max<int64_t>(*memory, 0);
+  if (counts_.in_force) {
+    counts_.policy = trial_.policy();
+    for (const auto& file : dense_) {
+      for (int e = 0; e < file->count(); ++e) {
+        if (!pages_->Lock(file->bytes(e))) break;
+      }
+    }
+  }
+  dense_.clear();
+}
+
+void ExpertTiers::Advise(PageAdvice advice) {
+  for (const auto& [bank, file] : files_) {
+    pages_->Advise({file->owner()->data(), file->owner()->size()}, advice);
+  }
+}
+
+void ExpertTiers::BeginStep() {
+  if (!counts_.in_force) return;
+  const bool random = counts_.policy == TierPolicy::kAhead;
+  if (random != random_) Advise(random ? PageAdvice::kRandom : PageAdvice::kNormal);
+  random_ = random;
+  step_bytes_ = 0;
+  step_seconds_ = 0.0;
+}
+
+void ExpertTiers::EndStep() {
+  if (!counts_.in_force) return;
+  trial_.AddStep(step_bytes_, step_seconds_, Clock::now());
+  counts_.policy = trial_.policy();
+}
+
+void BlockTier::BeforeProducts(RoutingPlan& plan, bool prompt) {
+  tiers_.pages_->ExpertsOf(plan, chosen_);
+  if (tiers_.counts_.in_force) {
+    prompt_ = prompt;
+    tiers_.begin_ = ExpertTiers::Clock::now();
+    tiers_.begin_running_ = RunningSeconds();
+    LookForPages();
+    if (tiers_.counts_.policy == TierPolicy::kAhead && tiers_.reads_) {
+      RequestPages();
+      SetOrder(plan);
+    }
+  }
+  VerifyChosen();
+}
+
+void BlockTier::LookForPages() {
+  TierCounts& counts = tiers_.counts_;
+  missing_.assign(chosen_.size(), 0);
+  tiers_.reads_ = false;
+  for (size_t i = 0; i < chosen_.size(); ++i) {
+    for (const auto& file : files_) {
+      const std::span<const char> bytes = file->bytes(chosen_[i]);
+      const int64_t resident = tiers_.pages_->Resident(bytes);
+      missing_[i] += std::ssize(bytes) - resident;
+      tiers_.step_bytes_ += std::ssize(bytes);
+      counts.hit_bytes += static_cast<uint64_t>(resident);
+    }
+    counts.read_bytes += static_cast<uint64_t>(missing_[i]);
+    tiers_.reads_ = tiers_.reads_ || missing_[i] > 0;
+  }
+}
+
+void BlockTier::RequestPages() {
+  // In the order of the products: those of a bank come before those of the next.
+  for (const auto& file : files_) {
+    for (size_t i = 0; i < chosen_.size(); ++i) {
+      if (missing_[i] == 0) continue;
+      tiers_.pages_->Advise(file->bytes(chosen_[i]), PageAdvice::kRequest);
+    }
+  }
+}
+
+void BlockTier::SetOrder(RoutingPlan& plan) {
+  order_.clear();
+  size_t next = 0;
+  for (int e = 0; e < plan.num_experts; ++e) {
+    const bool chosen = next < chosen_.size() && chosen_[next] == e;
+    if (!chosen || missing_[next] == 0) order_.push_back(e);
+    if (chosen) ++next;
+  }
+  plan.num_early = static_cast<int>(order_.size());
+  for (size_t i = 0; i < chosen_.size(); ++i) {
+    if (missing_[i] > 0) order_.push_back(chosen_[i]);
+  }
+  plan.order = order_.data();
+}
+
+void BlockTier::AfterProducts() {
+  if (!tiers_.counts_.in_force) return;
+  const std::chrono::duration<double> time = ExpertTiers::Clock::now() - tiers_.begin_;
+  tiers_.step_seconds_ += time.count();
+  if (!tiers_.reads_) return;
+  const double ran = RunningSeconds() - tiers_.begin_running_;
+  tiers_.counts_.stall_seconds += std::max(0.0, time.count() - ran);
+  if (tiers_.counts_.policy != TierPolicy::kAhead || !prompt_) return;
+  if (2 * std::ssize(chosen_) <= files_.front()->count()) return;
+  // Experts that were in memory before the prompt stay there.
+  for (size_t i = 0; i < chosen_.size(); ++i) {
+    if (missing_[i] == 0) continue;
+    for (const auto& file : files_) {
+      tiers_.pages_->Advise(file->bytes(chosen_[i]), PageAdvice::kCold);
+    }
+  }
+}
+
+void BlockTier::VerifyChosen() {
+  std::vector<std::pair<PackedExperts*, int>> unverified;
+  for (const auto& file : files_) {
+    for (const int e : chosen_) {
+      if (!file->verified(e)) unverified.emplace_back(file.get(), e);
+    }
+  }
+  if (unverified.empty()) return;
+  std::vector<absl::Status> outcomes(unverified.size());
+  tiers_.pages_->ForEach(std::ssize(unverified), [&](int64_t i) {
+    const auto& [file, expert] = unverified[static_cast<size_t>(i)];
+    outcomes[static_cast<size_t>(i)] = file->Verify(expert);
+  });
+  for (absl::Status& outcome : outcomes) tiers_.status_.Update(std::move(outcome));
+}
+
+}  // namespace moeserve

@@ -1,0 +1,21 @@
+// Command line options of a model that several processes compute together.
+#pragma once
+
+#include <string>
+
+namespace moeserve::server {
+
+struct RankOptions {
+  std::string transport = "off";  // --ranks: "off" or "mpi"
+  double timeout_seconds = 10.0;
+  double start_seconds = 1800.0;
+  std::string link_host;            // empty: all addresses of the leader's machine
+  std::string split_rows = "auto";  // a SplitChoice
+  std::string split_head = "auto";
+  // The leader's: a file of a placement. Empty: experts are placed with uniform loads and so many
+  // copies.
+  std::string placement;
+  int copies_percent = 0;
+};
+
+}  // namespace moeserve::server

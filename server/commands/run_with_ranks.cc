@@ -1,0 +1,117 @@
+#include "server/commands/run_with_ranks.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "base/error_text.h"
+#include "engine/weights/place_experts.h"
+#include "server/base/commit.h"
+#include "server/base/version.h"
+#include "server/commands/checked_options.h"
+#include "server/commands/model_parts.h"
+#include "server/commands/ranks/rank_session.h"
+#include "server/logging/logging.h"
+
+namespace moeserve::server {
+namespace {
+
+// A reader of the log that has stopped reading delays the end of the process by so much.
+constexpr std::chrono::seconds kFlushTime{1};
+
+// Returns the options on which results depend, and the version of the program.
+StartFacts ProgramFacts(const ModelOptionsText& options) {
+  StartFacts facts = {{"version", std::string(kVersion)},
+                      {"commit", std::string(Commit())},
+                      {"--device", options.device},
+                      {"--dtype", options.dtype},
+                      {"--kv-cache-dtype", options.kv_cache_dtype},
+                      {"--draft-mtp", options.draft_mtp ? "on" : "off"},
+                      {"--pooling", options.pooling},
+                      {"--split-head", options.ranks.split_head}};
+  std::string ignored;
+  for (const std::string& key : options.ignored_keys) {
+    ignored += Concat(ignored.empty() ? "" : " ", Quoted(key));
+  }
+  facts.emplace_back("--ignore-config", std::move(ignored));
+  return facts;
+}
+
+// Returns the exit status. Of an error that all ranks return, only the leader prints it.
+int FailOnce(const RankSession& session, const absl::Status& status) {
+  return session.leads() || !session.status().ok() ? Fail(status) : 1;
+}
+
+// Loads the part of the model and runs the leader's steps until it stops.
+int FollowModel(const ModelOptionsText& options) {
+  // The leader says when to stop. mpirun passes these signals to all ranks.
+  for (const int signal_number : {SIGTERM, SIGINT, SIGHUP}) signal(signal_number, SIG_IGN);
+  const Result<ModelParts> parts = LoadModelParts(options, kMostDraftTokens, ProgressOutput::kNone,
+                                                  std::numeric_limits<int64_t>::max());
+  if (!parts.ok()) return FailOnce(*options.session, parts.status());
+  return options.session->Follow(*parts->model).ok() ? 0 : kRankLostStatus;
+}
+
+}  // namespace
+
+void AddRankOptions(CLI::App& app, RankOptions& options) {
+  AddChoiceOption(app, "--ranks", options.transport,
+                  "Compute one model by several processes, each with a part of the experts; all "
+                  "are started with the same options. mpi: by mpirun, with Open MPI",
+                  {"off", "mpi"});
+  AddNumberOption(app, "--rank-timeout", options.timeout_seconds,
+                  "Seconds after which a process that others wait for in a step is lost, and with "
+                  "it the service",
+                  0.1, 86400.0);
+  AddNumberOption(app, "--rank-start-timeout", options.start_seconds,
+                  "Seconds that all processes have to load the model", 1.0, 86400.0);
+  AddChoiceOption(app, "--split-rows", options.split_rows,
+                  "With --ranks: whether processes divide the rows of steps where rows do not "
+                  "depend on each other; auto: in steps of at least 8 rows for each process",
+                  {"auto", "on", "off"});
+  AddChoiceOption(app, "--split-head", options.split_head,
+                  "With --ranks: whether each process computes a part of the vocabulary; auto: if "
+                  "the head is not the embedding matrix",
+                  {"auto", "on", "off"});
+  app.add_option("--placement", options.placement,
+                 "With --ranks: file of moeserve experts place, read by the first process, that "
+                 "says which process has which experts; default: equal numbers of parameters");
+  AddNumberOption(app, "--expert-copies", options.copies_percent,
+                  "With --ranks, without --placement: experts that two processes have, in percent "
+                  "of those of a layer, so that each step can choose between them",
+                  0, kMostCopiesPercent);
+  app.add_option("--rank-link", options.link_host,
+                 "Name or address of the first process by which others connect to it; default: all "
+                 "addresses of its machine. Connections are not encrypted");
+}
+
+int RunWithRanks(ModelOptionsText& options, const std::function<int()>& run) {
+  if (options.ranks.transport == "off") return run();
+  // mpirun passes SIGUSR1 on: it ends nothing, unless the command handles it.
+  signal(SIGUSR1, SIG_IGN);
+  auto session = RankSession::Open(options.ranks);
+  if (!session.ok()) return Fail(session.status());
+  options.session = session->get();
+  const absl::Status joined = options.session->Join(ProgramFacts(options));
+  if (!joined.ok()) return FailOnce(*options.session, joined);
+  if (!options.session->leads()) return FollowModel(options);
+  const int status = run();
+  const absl::Status ranks = options.session->status();
+  if (!ranks.ok()) {
+    Fail(ranks);
+    FlushLog(kFlushTime);
+    std::fflush(nullptr);
+    // Destructors of the transport's library could wait for the rank that is lost.
+    _exit(kRankLostStatus);
+  }
+  options.session = nullptr;
+  session->reset();
+  return status;
+}
+
+}  // namespace moeserve::server
