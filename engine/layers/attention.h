@@ -22,6 +22,7 @@ class Attention : public Branch {
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 
   bool TakesNorm() const override { return !spec_.routed() || routed_->TakesNorm(); }
+  const RoutedLayer* routed() const override { return routed_.get(); }
 
   const float* out_bias() const override {
     return out_bias_ == nullptr ? nullptr : static_cast<const float*>(out_bias_->data());

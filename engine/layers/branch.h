@@ -5,6 +5,8 @@
 
 namespace moeserve {
 
+class RoutedLayer;
+
 // A model is a list of blocks: norm, branch, residual. Attention and feed-forward are branches.
 // Immutable after loading.
 class Branch {
@@ -16,6 +18,8 @@ class Branch {
   // Returns whether the first operation of Forward() is a Route() or Linear() of `x` that takes
   // StepContext::left_norm.
   virtual bool TakesNorm() const { return false; }
+  // Returns the routed layer; null if there is none.
+  virtual const RoutedLayer* routed() const { return nullptr; }
   // Returns the out-bias [d] in device memory; null if there is none.
   virtual const float* out_bias() const { return nullptr; }
 };

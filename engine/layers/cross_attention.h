@@ -23,6 +23,8 @@ class CrossAttention : public Branch {
 
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 
+  const RoutedLayer* routed() const override { return routed_.get(); }
+
   const float* out_bias() const override {
     return out_bias_ == nullptr ? nullptr : static_cast<const float*>(out_bias_->data());
   }

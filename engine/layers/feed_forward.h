@@ -18,6 +18,7 @@ class FeedForward : public Branch {
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 
   bool TakesNorm() const override { return routed_ != nullptr && routed_->TakesNorm(); }
+  const RoutedLayer* routed() const override { return routed_.get(); }
 
   const float* out_bias() const override {
     return out_bias_ == nullptr ? nullptr : static_cast<const float*>(out_bias_->data());

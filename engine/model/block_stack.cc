@@ -13,9 +13,6 @@
 #include "engine/routes/route_layout.h"
 
 namespace moeserve {
-namespace {
-
-// Every type of mixer has a branch that computes it.
 Result<std::unique_ptr<Branch>> LoadBranch(LoadContext& load, const ModelSpec& spec, int block) {
   struct Loader {
     LoadContext& load;
@@ -43,8 +40,6 @@ Result<std::unique_ptr<Branch>> LoadBranch(LoadContext& load, const ModelSpec& s
   };
   return std::visit(Loader{load, spec, block}, spec.blocks[static_cast<size_t>(block)].mixer);
 }
-
-}  // namespace
 
 BlockStack::BlockStack(const ModelSpec& spec, DType compute)
     : spec_(spec), compute_(compute), reported_(RouteLayout(spec), spec.hidden_size) {}

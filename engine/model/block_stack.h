@@ -18,6 +18,9 @@
 
 namespace moeserve {
 
+// Loads the branch of a block. Every type of mixer has a branch that computes it.
+Result<std::unique_ptr<Branch>> LoadBranch(LoadContext& load, const ModelSpec& spec, int block);
+
 // Immutable after loading, except for the report of a step.
 class BlockStack {
  public:
@@ -48,6 +51,11 @@ class BlockStack {
   // Writes the keys and values of all attention to a source to the cache. `source` [T, d] are the
   // outputs of the encoder, in the activation type; T are the tokens of the step.
   void RememberSource(StepContext& ctx, const RowsView& source) const;
+
+  // Returns the routed layer of a block; null if it has none.
+  const RoutedLayer* routed(int block) const {
+    return blocks_[static_cast<size_t>(block)].branch->routed();
+  }
 
   const ModelSpec& spec() const { return spec_; }
   const EmbeddingTable& tokens() const { return *tokens_; }

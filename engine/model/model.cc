@@ -17,6 +17,7 @@
 #include "engine/model/prediction_stack.h"
 #include "engine/step/report_buffer.h"
 #include "engine/step/workspace.h"
+#include "kernels/movable_experts.h"
 #include "kernels/rank_ops.h"
 
 namespace moeserve {
@@ -49,6 +50,9 @@ class KeptRows {
  private:
   std::unique_ptr<DeviceBuffer> buffer_;
 };
+
+// Returns null if the device cannot move experts.
+MovableExperts* Movable(LinearBank* bank) { return dynamic_cast<MovableExperts*>(bank); }
 
 bool DividesHead(const ModelSpec& spec, const ModelOptions& options) {
   if (options.exchange == nullptr || !HasVocabulary(spec.head.kind)) return false;
@@ -89,6 +93,12 @@ class Model::Impl {
                const StepResults& results);
   TierCounts tier_counts() const { return tiers_.counts(); }
   const ReportBuffer& reported() { return stack_.reported(); }
+  const std::shared_ptr<const ExpertPlacement>& placement() const { return placement_; }
+  ExpertPlacement::Blocks MissingExperts(const ExpertPlacement& placement) const;
+  // Returns the banks of a routed block.
+  std::vector<LinearBank*> BanksOf(std::pair<Stack, int> block) const;
+  void UsePlacement(std::shared_ptr<const ExpertPlacement> placement, LoadedExperts loaded);
+  std::vector<std::shared_ptr<const void>> DropExperts();
   absl::Status CheckFiles() {
     MOESERVE_RETURN_IF_ERROR(CheckWeights());
     return listener_status_;
@@ -153,8 +163,11 @@ class Model::Impl {
   std::unique_ptr<OutputHead> head_;
   absl::Status listener_status_;
   const bool has_states_;
-  std::vector<int32_t> output_rows_;  // of the current step
+  std::vector<int32_t> output_rows_;                  // of the current step
+  std::shared_ptr<const ExpertPlacement> placement_;  // null without ranks
   RankShare share_;
+  // What was loaded with the experts of the last UsePlacement(), until DropExperts().
+  std::shared_ptr<const void> leftovers_;
   WatchedMappings files_in_use_;                 // kept alive by the members below
   ExpertTiers tiers_;                            // outlives the stacks
   BlockStack stack_;                             // the decoder's, if there is an encoder beside it
@@ -176,7 +189,13 @@ void Model::Impl::WriteInBackground(std::unique_ptr<PackedCache> packed_cache) {
 absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) {
   LoadContext load{source,       backend,        options.compute, spec.norm, options.quantization,
                    packed_cache, spec.vocab_size};
-  share_ = {options.exchange, options.placement, divides_head};
+  if (options.exchange != nullptr) {
+    placement_ = {std::shared_ptr<const void>(), options.placement};
+  }
+  share_ = {.exchange = options.exchange,
+            .placement = options.placement,
+            .watch = options.load_watch,
+            .divide_head = divides_head};
   if (share_.exchange != nullptr) load.ranks = &share_;
   load.files_in_use = &files_in_use_;
   load.tiers = &tiers_;
@@ -204,6 +223,66 @@ StepDivision Model::Impl::DivisionOf(const Batch& batch) const {
   const bool chosen =
       options.split_rows == SplitChoice::kAuto ? worth : options.split_rows == SplitChoice::kOn;
   return {.rows = batch.divide_rows.value_or(chosen), .head = divides_head};
+}
+
+std::vector<LinearBank*> Model::Impl::BanksOf(std::pair<Stack, int> block) const {
+  const BlockStack* const encoder = encoder_.get();
+  const BlockStack* const prediction = prediction_ == nullptr ? nullptr : &prediction_->blocks();
+  for (const BlockStack* stack : {&stack_, encoder, prediction}) {
+    if (stack != nullptr && stack->spec().stack == block.first) {
+      return stack->routed(block.second)->body().banks();
+    }
+  }
+  MOESERVE_CHECK(false, "a block of the model");
+  return {};
+}
+
+ExpertPlacement::Blocks Model::Impl::MissingExperts(const ExpertPlacement& placement) const {
+  ExpertPlacement::Blocks missing;
+  const HolderSet here = HolderSet{1} << options.exchange->rank();
+  for (const auto& [key, holders] : placement.blocks()) {
+    const std::vector<LinearBank*> banks = BanksOf(key);
+    std::vector<HolderSet> lacking(holders.size());
+    bool any = false;
+    for (size_t e = 0; e < holders.size(); ++e) {
+      const auto lacks = [&](const LinearBank* bank) { return bank->shape().out_features[e] == 0; };
+      if ((holders[e] & here) == 0 || std::ranges::none_of(banks, lacks)) continue;
+      lacking[e] = here;
+      any = true;
+    }
+    if (any) missing[key] = std::move(lacking);
+  }
+  return missing;
+}
+
+void Model::Impl::UsePlacement(std::shared_ptr<const ExpertPlacement> placement,
+                               LoadedExperts loaded) {
+  for (const auto& [key, branch] : loaded.branches()) {
+    const std::vector<LinearBank*> from = branch->routed()->body().banks();
+    const std::vector<LinearBank*> to = BanksOf(key);
+    for (size_t i = 0; i < to.size(); ++i) Movable(to[i])->TakeExperts(*from[i]);
+  }
+  leftovers_ = std::make_shared<LoadedExperts>(std::move(loaded));
+  placement_ = std::move(placement);
+  share_.placement = placement_.get();
+  MOESERVE_CHECK(MissingExperts(*placement_).empty(), "all experts that this rank holds");
+}
+
+std::vector<std::shared_ptr<const void>> Model::Impl::DropExperts() {
+  std::vector<std::shared_ptr<const void>> dropped;
+  if (leftovers_ != nullptr) dropped.push_back(std::exchange(leftovers_, nullptr));
+  for (const auto& [key, holders] : placement_->blocks()) {
+    const std::vector<LinearBank*> banks = BanksOf(key);
+    for (size_t e = 0; e < holders.size(); ++e) {
+      if (share_.Holds(key.first, key.second, static_cast<int>(e))) continue;
+      for (LinearBank* const bank : banks) {
+        if (Movable(bank) == nullptr) continue;
+        auto memory = Movable(bank)->DropExpert(static_cast<int>(e));
+        if (memory != nullptr) dropped.push_back(std::move(memory));
+      }
+    }
+  }
+  return dropped;
 }
 
 StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& step,
@@ -485,8 +564,50 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
   const absl::Status loaded = impl->Load(source, packed_cache);
   MOESERVE_RETURN_IF_ERROR(source.Check());  // explains any error of a tensor that became zeros
   MOESERVE_RETURN_IF_ERROR(loaded);
-  return std::unique_ptr<Model>(new Model(std::move(impl)));
+  std::unique_ptr<Model> model(new Model(std::move(impl)));
+  if (options.listener != nullptr) options.listener->Loaded(*model);
+  return model;
 }
+
+std::shared_ptr<const ExpertPlacement> Model::placement() const { return impl_->placement(); }
+
+ExpertPlacement::Blocks Model::MissingExperts(const ExpertPlacement& placement) const {
+  return impl_->MissingExperts(placement);
+}
+
+absl::Status Model::CheckTaking(const ExpertPlacement::Blocks& missing) const {
+  for (const auto& [key, holders] : missing) {
+    for (LinearBank* const bank : impl_->BanksOf(key)) {
+      if (Movable(bank) != nullptr && Movable(bank)->CanTake()) continue;
+      return absl::FailedPreconditionError(
+          Concat("block ", key.second, ": experts cannot be moved here, because ",
+                 Movable(bank) == nullptr ? "the device cannot take them"
+                                          : "the block's experts are read from mapped files"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Model::CheckExperts(const LoadedExperts& experts) const {
+  for (const auto& [key, branch] : experts.branches()) {
+    const std::vector<LinearBank*> from = branch->routed()->body().banks();
+    const std::vector<LinearBank*> to = impl_->BanksOf(key);
+    for (size_t i = 0; i < to.size(); ++i) {
+      if (Movable(to[i]) != nullptr && Movable(to[i])->TakesFrom(*from[i])) continue;
+      return absl::FailedPreconditionError(
+          Concat("block ", key.second, ": expected experts with weights of type ",
+                 Name(to[i]->shape().weight_dtype), ", found ", Name(from[i]->shape().weight_dtype),
+                 "; they cannot move"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Model::UsePlacement(std::shared_ptr<const ExpertPlacement> placement, LoadedExperts loaded) {
+  impl_->UsePlacement(std::move(placement), std::move(loaded));
+}
+
+std::vector<std::shared_ptr<const void>> Model::DropExperts() { return impl_->DropExperts(); }
 
 StepReport Model::Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& options,
                           const StepResults& results) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/model/loaded_experts.h"
 #include "engine/spec/spec.h"
 #include "engine/spec/weights.h"
 #include "engine/step/batch.h"
@@ -36,6 +37,8 @@ struct ModelOptions {
   // the functions of their models in the same order with the same arguments.
   Exchange* exchange = nullptr;
   const ExpertPlacement* placement = nullptr;
+  // Counts what the experts of this rank's model do; must outlive the model. Null: nobody does.
+  LoadWatch* load_watch = nullptr;
   // Whether the ranks divide the rows of a step (RowDivision); kAuto: in steps of at least
   // kRowsToDivide rows for each rank.
   SplitChoice split_rows = SplitChoice::kAuto;
@@ -118,6 +121,25 @@ class Model {
   // If the activations do not fit, the process stops with a message that names the sizes.
   absl::Status Reserve(int tokens, int logit_rows, KvCacheType cache_type,
                        const RoutingControl* widest = nullptr, ReportContents contents = {});
+
+  // With ranks, experts can move between steps; the functions below are called by the thread that
+  // runs the model. Returns where they are.
+  std::shared_ptr<const ExpertPlacement> placement() const;
+  // Returns what this rank holds in `placement`, and has not loaded: the blocks, with this rank as
+  // the holder of these experts.
+  ExpertPlacement::Blocks MissingExperts(const ExpertPlacement& placement) const;
+  // Returns whether the blocks of `missing` can take experts at all. FailedPrecondition: not if a
+  // block's experts are read from mapped files, or the device cannot.
+  absl::Status CheckTaking(const ExpertPlacement::Blocks& missing) const;
+  // Returns whether UsePlacement() can take these experts. FailedPrecondition: not if their weights
+  // have another type than those of the block's other experts, or the device cannot.
+  absl::Status CheckExperts(const LoadedExperts& experts) const;
+  // From the next step on, the experts are where `placement` says. `loaded` has what this rank was
+  // missing.
+  void UsePlacement(std::shared_ptr<const ExpertPlacement> placement, LoadedExperts loaded);
+  // Takes away the experts that this rank does not hold any more. Their memory is freed with the
+  // result, which any thread may destroy.
+  std::vector<std::shared_ptr<const void>> DropExperts();
 
   const ModelSpec& spec() const;
   const ModelOptions& options() const;

@@ -100,6 +100,24 @@ absl::Status Follower::Apply(Model& model, const StorageChange& change) {
   return ImpossibleStep("an unknown change");
 }
 
+void Follower::Loaded(Model& model) { moving_ = std::make_unique<MovingExperts>(model, source_); }
+
+absl::Status Follower::PlaceExperts(const StepMessage& message) {
+  if (message.placement_version != moving_->current()->version()) {
+    if (moving_->next() == nullptr || moving_->next()->version() != message.placement_version ||
+        moving_->ready() != message.placement_version) {
+      return ImpossibleStep(
+          Concat("placement ", message.placement_version, " of the experts, which is not ready"));
+    }
+    moving_->UseNext();
+  }
+  if (message.next_version == 0) return absl::OkStatus();
+  MOESERVE_ASSIGN_OR_RETURN(auto next,
+                            AfterMoves(*moving_->current(), message.moves, message.next_version));
+  moving_->Prepare(std::move(next));
+  return absl::OkStatus();
+}
+
 absl::Status Follower::RunStep(Model& model, const StepMessage& message) {
   const auto cache = caches_.find(message.cache);
   if (cache == caches_.end()) return ImpossibleStep("an unknown cache");
@@ -176,12 +194,17 @@ absl::Status Follower::Run(Model& model) {
       MOESERVE_RETURN_IF_ERROR(Apply(model, change));
     }
     if (message.kind == StepMessage::Kind::kStop) return absl::OkStatus();
+    MOESERVE_RETURN_IF_ERROR(PlaceExperts(message));
     MOESERVE_RETURN_IF_ERROR(RunStep(model, message));
   }
 }
 
 absl::Status Follower::AfterStep(uint64_t checksum, const absl::Status& own) {
-  const StepCheck mine{.number = number_, .checksum = checksum, .code = own.raw_code()};
+  moving_->AfterStep();
+  const StepCheck mine{.number = number_,
+                       .checksum = checksum,
+                       .code = own.raw_code(),
+                       .prepared = moving_->ready()};
   exchange_.GatherAtLeader({reinterpret_cast<const char*>(&mine), sizeof(mine)}, {});
   MOESERVE_RETURN_IF_ERROR(own);
   return exchange_.status();

@@ -1,5 +1,6 @@
 #include "engine/ranks/leader.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error_text.h"
@@ -46,6 +47,39 @@ void Leader::StopFollowers() {
   if (exchange_.status().ok()) Send({.kind = StepMessage::Kind::kStop});
 }
 
+void Leader::Announce(std::shared_ptr<const ExpertPlacement> placement) {
+  const MutexLock lock(mutex_);
+  wanted_ = std::move(placement);
+}
+
+std::pair<std::shared_ptr<const ExpertPlacement>, bool> Leader::placement() const {
+  const MutexLock lock(mutex_);
+  return {used_, announced_ || wanted_ != nullptr};
+}
+
+void Leader::Loaded(Model& model) {
+  moving_ = std::make_unique<MovingExperts>(model, source_);
+  const MutexLock lock(mutex_);
+  used_ = moving_->current();
+}
+
+void Leader::PlaceExperts(StepMessage& message) {
+  const MutexLock lock(mutex_);
+  if (std::exchange(all_ready_, false)) {
+    moving_->UseNext();
+    used_ = moving_->current();
+    announced_ = false;
+  }
+  const ExpertPlacement& current = *moving_->current();
+  message.placement_version = current.version();
+  const std::shared_ptr<const ExpertPlacement> wanted = std::exchange(wanted_, nullptr);
+  if (wanted == nullptr || wanted->version() <= current.version()) return;
+  message.next_version = wanted->version();
+  message.moves = MovesBetween(current, *wanted);
+  moving_->Prepare(wanted);
+  announced_ = true;
+}
+
 void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
                         const PredictionSources& sources, const StepDivision& division) {
   if (caches_.emplace(cache.id(), &cache).second) {
@@ -80,6 +114,7 @@ void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache
                       .predicted = sources.predicted,
                       .divide_rows = division.rows};
   if (division.head) message.logit_rows = batch.logit_rows;
+  PlaceExperts(message);
   for (const std::span<const int32_t> table : batch.page_tables) {
     message.page_tables.emplace_back(table.begin(), table.end());
   }
@@ -91,7 +126,11 @@ void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache
 }
 
 absl::Status Leader::AfterStep(uint64_t checksum, const absl::Status& own) {
-  const StepCheck mine{.number = number_, .checksum = checksum, .code = own.raw_code()};
+  moving_->AfterStep();
+  const StepCheck mine{.number = number_,
+                       .checksum = checksum,
+                       .code = own.raw_code(),
+                       .prepared = moving_->ready()};
   std::vector<StepCheck> all(static_cast<size_t>(exchange_.ranks()));
   exchange_.GatherAtLeader({reinterpret_cast<const char*>(&mine), sizeof(mine)},
                            {reinterpret_cast<char*>(all.data()), all.size() * sizeof(StepCheck)});
@@ -109,6 +148,18 @@ absl::Status Leader::AfterStep(uint64_t checksum, const absl::Status& own) {
           Concat("rank ", r, ": expected the results of rank 0 in step ", number_,
                  ", found others; the ranks differ in files, programs or hardware"));
     }
+  }
+  if (moving_->next() == nullptr) return absl::OkStatus();
+  const auto is_ready = [&](const StepCheck& check) {
+    return check.prepared == moving_->next()->version();
+  };
+  all_ready_ = std::ranges::all_of(all, is_ready);
+  const auto cannot = [](const StepCheck& check) {
+    return check.prepared == MovingExperts::kImpossible;
+  };
+  if (std::ranges::any_of(all, cannot)) {
+    const MutexLock lock(mutex_);
+    announced_ = false;  // another placement may be announced
   }
   return absl::OkStatus();
 }

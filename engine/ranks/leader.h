@@ -2,8 +2,12 @@
 #pragma once
 
 #include <map>
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "base/mutex.h"
+#include "engine/ranks/moving_experts.h"
 #include "engine/ranks/step_message.h"
 #include "engine/step/step_listener.h"
 #include "kernels/exchange/exchange.h"
@@ -16,13 +20,24 @@ namespace moeserve {
 // time. Must outlive the model, but not its caches and states.
 class Leader final : public StepListener, public StorageObserver {
  public:
-  explicit Leader(Exchange& exchange) : exchange_(exchange) {}
+  // `source`: where this rank gets the experts that are moved to it.
+  explicit Leader(Exchange& exchange, const ExpertSource& source = {})
+      : exchange_(exchange), source_(source) {}
   // Stops observing. Followers must have been stopped before, or they end by their deadline.
   ~Leader() override;
+
+  // Announces a placement with the next step. When all ranks have loaded their experts, the step
+  // after that uses it. Its version is above that of placement(); it takes the place of one that
+  // was announced and is not used yet. Any thread may call this.
+  void Announce(std::shared_ptr<const ExpertPlacement> placement);
+  // Returns the placement of the last step, and whether another one is announced or shall be; null
+  // before the model is loaded. Any thread may call this.
+  std::pair<std::shared_ptr<const ExpertPlacement>, bool> placement() const;
 
   // Tells the followers to end. No step may follow.
   void StopFollowers();
 
+  void Loaded(Model& model) override;
   void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
                   const PredictionSources& sources, const StepDivision& division) override;
   absl::Status AfterStep(uint64_t checksum, const absl::Status& own) override;
@@ -34,8 +49,17 @@ class Leader final : public StepListener, public StorageObserver {
 
  private:
   void Send(StepMessage message);
+  // Uses a placement that all ranks have prepared, and announces another one.
+  void PlaceExperts(StepMessage& message);
 
   Exchange& exchange_;
+  const ExpertSource source_;
+  std::unique_ptr<MovingExperts> moving_;
+  bool all_ready_ = false;  // to use moving_->next()
+  mutable Mutex mutex_;
+  std::shared_ptr<const ExpertPlacement> wanted_ ABSL_GUARDED_BY(mutex_);  // null: none
+  std::shared_ptr<const ExpertPlacement> used_ ABSL_GUARDED_BY(mutex_);
+  bool announced_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t number_ = 0;                 // of the last step
   std::vector<StorageChange> changes_;  // since the last step
   std::map<uint64_t, KvCacheStorage*> caches_;

@@ -10,7 +10,7 @@ namespace moeserve {
 namespace {
 
 constexpr uint32_t kStepMagic = 0x5073656D;  // "mesP"
-constexpr uint32_t kStepVersion = 2;
+constexpr uint32_t kStepVersion = 3;
 
 struct StepHeader {
   uint32_t magic = kStepMagic;
@@ -221,6 +221,20 @@ void GetBatchFields(FieldReader& in, const StepLimits& limits, StepMessage& m) {
   for (size_t i = 0; i < controls && in.ok(); ++i) m.controls.push_back(GetRoutingChange(in));
 }
 
+void GetPlacementFields(FieldReader& in, StepMessage& m) {
+  constexpr int64_t kMostMoves = 1 << 20;
+  constexpr size_t kMoveBytes = 1 + 4 + 4 + 8;
+  m.placement_version = in.Get<uint32_t>("version of the placement");
+  m.next_version = in.Get<uint32_t>("version of the next placement");
+  m.moves.resize(in.Count("moved experts", kMostMoves, kMoveBytes));
+  for (ExpertMove& move : m.moves) {
+    move.stack = GetKind<Stack>(in, "stack", static_cast<int>(Stack::kPrediction) + 1);
+    move.block = in.Get<int32_t>("block of an expert");
+    move.expert = in.Get<int32_t>("moved expert");
+    move.holders = in.Get<uint64_t>("holders of an expert");
+  }
+}
+
 }  // namespace
 
 std::string Serialize(const StepMessage& m) {
@@ -250,6 +264,15 @@ std::string Serialize(const StepMessage& m) {
   body.Add(m.logit_rows);
   body.Add(static_cast<uint64_t>(m.controls.size()));
   for (const std::optional<RoutingChange>& control : m.controls) AddRoutingChange(body, control);
+  body.Add(m.placement_version);
+  body.Add(m.next_version);
+  body.Add(static_cast<uint64_t>(m.moves.size()));
+  for (const ExpertMove& move : m.moves) {
+    body.Add(static_cast<uint8_t>(move.stack));
+    body.Add(move.block);
+    body.Add(move.expert);
+    body.Add(move.holders);
+  }
   return internal::WithHeader(body.Take());
 }
 
@@ -284,6 +307,7 @@ Result<StepMessage> ParseStepMessage(std::string_view bytes, const StepLimits& l
   m.cache = in.Get<uint64_t>("cache");
   m.states = in.Get<uint64_t>("states");
   GetBatchFields(in, limits, m);
+  GetPlacementFields(in, m);
   if (in.ok() && in.left() != 0) in.Fail("end", "no further bytes", Concat(in.left()));
   MOESERVE_RETURN_IF_ERROR(in.status());
   return m;

@@ -36,6 +36,16 @@ struct StorageChange {
   bool operator==(const StorageChange&) const = default;
 };
 
+// One change of a placement of experts.
+struct ExpertMove {
+  Stack stack = Stack::kOnly;
+  int32_t block = 0;  // index in ModelSpec::blocks
+  int32_t expert = 0;
+  uint64_t holders = 0;  // HolderSet from now on
+
+  bool operator==(const ExpertMove&) const = default;
+};
+
 // A step as the followers need it: they return no logits, so the message has no samples, and logit
 // rows only if the ranks divide the vocabulary. The arrays are those of Batch and of
 // PredictionSources.
@@ -64,6 +74,12 @@ struct StepMessage {
   uint8_t predicted = 0;
   uint8_t divide_rows = 0;               // Batch::divide_rows
   std::vector<int32_t> logit_rows = {};  // ascending
+  // The version of the placement of experts in this step and those that follow.
+  uint32_t placement_version = 1;
+  // If not 0: the version of the placement after `moves`, which the ranks prepare from now on. It
+  // is used when a message says so, or another one is announced before.
+  uint32_t next_version = 0;
+  std::vector<ExpertMove> moves = {};
   // [S], or empty: what the requests change about their routing; nullopt: nothing.
   std::vector<std::optional<RoutingChange>> controls = {};
 };

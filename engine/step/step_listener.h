@@ -18,6 +18,8 @@ struct PredictionSources {
   bool predicted = false;
 };
 
+class Model;
+
 // What the ranks divide in a step beside the experts.
 struct StepDivision {
   bool rows = false;  // RowDivision
@@ -28,6 +30,8 @@ struct StepDivision {
 class StepListener {
  public:
   virtual ~StepListener() = default;
+  // Called when the model has been loaded, before its first step.
+  virtual void Loaded(Model& /*model*/) {}
   // Called before the step does anything. `sources` is empty unless `kind` is kPredict.
   virtual void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
                           const PredictionSources& sources, const StepDivision& division) = 0;

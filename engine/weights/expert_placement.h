@@ -57,11 +57,14 @@ std::vector<int> OwnersOf(std::span<const int32_t> rows, std::span<const int64_t
 double Imbalance(std::span<const int32_t> rows, std::span<const int64_t> parameters,
                  std::span<const int> owners, int ranks);
 
+class LoadWatch;
+
 // What a rank computes of a model.
 struct RankShare {
   Exchange* exchange = nullptr;
-  const ExpertPlacement* placement = nullptr;
-  bool divide_head = false;  // every rank has a range of the vocabulary's matrix
+  const ExpertPlacement* placement = nullptr;  // may change between steps
+  LoadWatch* watch = nullptr;                  // counts the steps; null: nobody does
+  bool divide_head = false;                    // every rank has a range of the vocabulary's matrix
 
   bool Holds(Stack stack, int block, int expert) const {
     const HolderSet holders = placement->holders(stack, block)[static_cast<size_t>(expert)];

@@ -1,5 +1,8 @@
 #include "kernels/cpu/packed_bank.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -73,6 +76,14 @@ void ForRowParts(ThreadPool& pool, int64_t rows, int64_t columns, const Body& bo
   if (rows * columns < (1 << 16)) return body(0, rows);
   pool.Run((rows + kPart - 1) / kPart,
            [&](int64_t i, int) { body(i * kPart, std::min(rows, (i + 1) * kPart)); });
+}
+
+// Gives the whole pages of zeroed anonymous memory back to the system. Nothing may read them again.
+void ReleasePages(const char* data, size_t bytes) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
 }  // namespace
@@ -276,6 +287,49 @@ void CpuLinearBank::LoadBias(int expert, Half half, int row_begin, const HostTen
   for (int64_t r = 0; r < bias.size(); ++r) {
     base[PackedRow(half, row_begin + static_cast<int>(r))] = ElementAsF32(bias, r);
   }
+}
+
+bool CpuLinearBank::TakesFrom(const LinearBank& other) const {
+  const auto* const bank = dynamic_cast<const CpuLinearBank*>(&other);
+  if (!CanTake() || bank == nullptr || bank->num_experts() != num_experts()) return false;
+  const LinearBankShape& s = bank->shape_;
+  const bool empty = std::ranges::all_of(matrices_, [](const Matrix& m) { return m.panels == 0; });
+  return s.in_features.size() == shape_.in_features.size() && s.gated == shape_.gated &&
+         s.bias == shape_.bias && s.quantization == shape_.quantization &&
+         (empty || s.weight_dtype == shape_.weight_dtype) && s.mxfp4 == shape_.mxfp4 &&
+         s.fp8 == shape_.fp8;
+}
+
+void CpuLinearBank::TakeExperts(const LinearBank& other) {
+  MOESERVE_CHECK(TakesFrom(other), "a bank of the same experts");
+  const auto& from = static_cast<const CpuLinearBank&>(other);
+  taken_.resize(matrices_.size());
+  shape_.weight_dtype = from.shape_.weight_dtype;  // was another one only if there was no matrix
+  for (size_t e = 0; e < matrices_.size(); ++e) {
+    if (matrices_[e].panels > 0 || from.matrices_[e].panels == 0) continue;
+    matrices_[e] = from.matrices_[e];
+    taken_[e] = from.owner_;
+    shape_.out_features[e] = from.shape_.out_features[e];
+    if (shape_.in_features.size() > 1) shape_.in_features[e] = from.shape_.in_features[e];
+  }
+}
+
+std::shared_ptr<const void> CpuLinearBank::DropExpert(int expert) {
+  const auto e = static_cast<size_t>(expert);
+  Matrix& m = matrices_[e];
+  const bool taken = e < taken_.size() && taken_[e] != nullptr;
+  if (m.panels == 0 || (!taken && !writable_)) return nullptr;
+  const char* const weights = m.weights;
+  const auto bytes = static_cast<size_t>(Bytes(shape_, expert));
+  std::shared_ptr<const void> owner = taken ? std::move(taken_[e]) : owner_;
+  m.weights = nullptr;
+  m.bias = nullptr;
+  m.panels = m.blocks = m.outputs = 0;
+  shape_.out_features[e] = 0;
+  // Other matrices are in the same memory, so only whole pages are given back.
+  return std::shared_ptr<const void>(weights, [bytes, owner = std::move(owner)](const void* p) {
+    ReleasePages(static_cast<const char*>(p), bytes);
+  });
 }
 
 void CpuLinearBank::ReadRow(int expert, int row, float* out) const {

@@ -11,6 +11,7 @@
 #include "kernels/cpu/isa/kernel_table.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/weight_memory.h"
+#include "kernels/movable_experts.h"
 
 namespace moeserve::cpu {
 
@@ -24,7 +25,7 @@ inline constexpr std::string_view kPackedLayout = "cpu 2";
 // 16 gate rows and of 16 up rows alternate, so a block holds both halves of the same 32 hidden
 // units. N is padded to a multiple of 16 with zeros (a padded output is exactly 0 before its
 // activation). The biases of a matrix, f32 for each packed output of its blocks, follow it.
-class CpuLinearBank : public LinearBank {
+class CpuLinearBank : public LinearBank, public MovableExperts {
  public:
   // Takes memory for the weights from `memory`. Loading packs weights on the threads of `pool`,
   // which must outlive the loading.
@@ -45,6 +46,13 @@ class CpuLinearBank : public LinearBank {
     return {matrices_[static_cast<size_t>(expert)].weights,
             static_cast<size_t>(Bytes(shape_, expert))};
   }
+
+  // Not if View() made this bank: whoever reads the file's pages ahead looks for its experts there.
+  bool CanTake() const override { return writable_; }
+  bool TakesFrom(const LinearBank& other) const override;
+  void TakeExperts(const LinearBank& other) override;
+  // Experts of View() stay: their memory is the file's.
+  std::shared_ptr<const void> DropExpert(int expert) override;
 
   struct Matrix {
     const char* weights;
@@ -91,6 +99,8 @@ class CpuLinearBank : public LinearBank {
   std::shared_ptr<const void> owner_;  // keeps the packed bytes alive
   ThreadPool* pool_;
   std::vector<Matrix> matrices_;
+  // [experts] what keeps the matrices that were taken from other banks alive; empty before.
+  std::vector<std::shared_ptr<const void>> taken_;
 };
 
 }  // namespace moeserve::cpu

@@ -2,16 +2,19 @@
 // an engine alone.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <memory>
 #include <thread>
 
 #include "engine/ranks/follower.h"
 #include "engine/ranks/leader.h"
+#include "engine/ranks/rebalancer.h"
 #include "kernels/exchange/loopback_transport.h"
 #include "kernels/exchange/message_exchange.h"
 #include "model_loaders/checkpoint/loader.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/golden.h"
+#include "tests/support/native_model.h"
 
 namespace moeserve::testing {
 namespace {
@@ -28,32 +31,103 @@ struct RankedModel {
 };
 void PrintTo(const RankedModel& m, std::ostream* out) { *out << m.name; }
 
+// The files and the backend from which a rank loads experts that are moved to it.
+struct ExpertFiles {
+  static absl::Status Open(const RankedModel& model, ExpertFiles& files) {
+    LoadOptions load{.require_tokenizer = false};
+    load.predictions = model.predictions;
+    MOESERVE_ASSIGN_OR_RETURN(files.checkpoint, LoadCheckpoint(SourcePath(model.folder), load));
+    MOESERVE_ASSIGN_OR_RETURN(files.backend, CreateBackend({.device = "cpu", .threads = 1}));
+    return absl::OkStatus();
+  }
+  ExpertSource source() const {
+    return {.weights = checkpoint.weights.get(), .backend = backend.get(), .bytes_per_second = 0};
+  }
+  Checkpoint checkpoint;
+  std::unique_ptr<Backend> backend;
+};
+
+// A leader that announces, every third step, a placement with each expert of one block on the next
+// rank.
+class MovingLeader final : public StepListener {
+ public:
+  MovingLeader(Leader& leader, bool moves) : leader_(leader), moves_(moves) {}
+  void Loaded(Model& model) override { leader_.Loaded(model); }
+  void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
+                  const PredictionSources& sources, const StepDivision& division) override {
+    if (moves_ && ++steps_ % 3 == 0) {
+      const auto [placement, busy] = leader_.placement();
+      EXPECT_FALSE(busy) << "step " << steps_;
+      ExpertPlacement::Blocks blocks = placement->blocks();
+      const int ranks = placement->ranks();
+      const auto moved =
+          std::next(blocks.begin(), placement->version() % static_cast<uint32_t>(blocks.size()));
+      for (HolderSet& h : moved->second) {
+        h = (h << 1 | h >> (ranks - 1)) & ((HolderSet{1} << ranks) - 1);
+      }
+      leader_.Announce(
+          std::make_shared<ExpertPlacement>(ranks, std::move(blocks), placement->version() + 1));
+    }
+    leader_.BeforeStep(kind, batch, cache, sources, division);
+  }
+  absl::Status AfterStep(uint64_t checksum, const absl::Status& own) override {
+    return leader_.AfterStep(checksum, own);
+  }
+  int steps() const { return steps_; }
+
+ private:
+  Leader& leader_;
+  const bool moves_;
+  int steps_ = 0;
+};
+
+enum class Moves {
+  kNone,
+  kAlways,      // experts change ranks all the time
+  kImpossible,  // they should, but no rank has files to load them from
+};
+
 // What the ranks divide beside the experts.
 struct Splits {
   SplitChoice rows = SplitChoice::kAuto, head = SplitChoice::kAuto;
+};
+
+struct RanksSetting {
+  Splits splits = {};
+  Moves moves = Moves::kNone;
+  std::filesystem::path packed_folder = {};  // of a packed cache; empty: there is none
 };
 
 // An engine at rank 0 and followers on threads.
 class RankedEngine {
  public:
   static std::unique_ptr<RankedEngine> Start(const RankedModel& model, const EngineOptions& options,
-                                             int ranks, const Splits& splits) {
+                                             int ranks, const RanksSetting& setting = {}) {
     auto ranked = std::make_unique<RankedEngine>();
+    const absl::Status opened = ExpertFiles::Open(model, ranked->files_);
+    EXPECT_TRUE(opened.ok()) << opened;
     std::vector<std::unique_ptr<Transport>> transports = LoopbackTransports(ranks);
     for (int r = 1; r < ranks; ++r) {
       ranked->followers_.emplace_back(
-          [&model, splits, transport = std::move(transports[static_cast<size_t>(r)])]() mutable {
-            const absl::Status status = Follow(model, splits, std::move(transport));
+          [&model, setting, transport = std::move(transports[static_cast<size_t>(r)])]() mutable {
+            const absl::Status status = Follow(model, setting, std::move(transport));
             EXPECT_TRUE(status.ok()) << status;
           });
     }
     const MessageExchange::Options checked{.timeout = absl::Seconds(100), .check_order = true};
     ranked->exchange_ = std::make_unique<MessageExchange>(std::move(transports[0]), checked);
-    ranked->leader_ = std::make_unique<Leader>(*ranked->exchange_);
-    auto engine = TestEngine::Start(
-        SourcePath(model.folder), options, Compute(model), "cpu", model.quantization, {},
-        model.predictions,
-        {ranked->exchange_.get(), ranked->leader_.get(), splits.rows, splits.head});
+    ranked->leader_ =
+        std::make_unique<Leader>(*ranked->exchange_, SourceOf(ranked->files_, setting.moves));
+    ranked->moving_ =
+        std::make_unique<MovingLeader>(*ranked->leader_, setting.moves != Moves::kNone);
+    auto engine = TestEngine::Start(SourcePath(model.folder), options, Compute(model), "cpu",
+                                    model.quantization, {}, model.predictions,
+                                    {.exchange = ranked->exchange_.get(),
+                                     .listener = ranked->moving_.get(),
+                                     .load_watch = &ranked->watch_,
+                                     .split_rows = setting.splits.rows,
+                                     .split_head = setting.splits.head,
+                                     .packed_folder = setting.packed_folder});
     EXPECT_TRUE(engine.ok()) << engine.status();
     if (engine.ok()) ranked->engine_ = *std::move(engine);
     return ranked;
@@ -66,17 +140,31 @@ class RankedEngine {
   }
 
   TestEngine& engine() { return *engine_; }
+  // How many placements have been used.
+  int placements() const { return static_cast<int>(leader_->placement().first->version()); }
+  int steps() const { return moving_->steps(); }
+  Leader& leader() { return *leader_; }
+  const LoadWatch& watch() const { return watch_; }
+  const ModelSpec& spec() const { return files_.checkpoint.spec; }
   bool started() const { return engine_ != nullptr; }
   static DType Compute(const RankedModel& model) {
     return model.quantization == Quantization::kNone ? DType::kF32 : DType::kBF16;
   }
 
  private:
-  static absl::Status Follow(const RankedModel& model, const Splits& splits,
+  static ExpertSource SourceOf(const ExpertFiles& files, Moves moves) {
+    if (moves == Moves::kImpossible) return {};
+    ExpertSource source = files.source();
+    source.waits = moves == Moves::kAlways;
+    return source;
+  }
+  static absl::Status Follow(const RankedModel& model, const RanksSetting& setting,
                              std::unique_ptr<Transport> transport) {
     MessageExchange exchange(std::move(transport),
                              {.timeout = absl::Seconds(100), .check_order = true});
-    Follower follower(exchange, kStepLimits);
+    ExpertFiles files;
+    MOESERVE_RETURN_IF_ERROR(ExpertFiles::Open(model, files));
+    Follower follower(exchange, kStepLimits, SourceOf(files, setting.moves));
     LoadOptions load{.require_tokenizer = false};
     load.predictions = model.predictions;
     MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
@@ -84,21 +172,29 @@ class RankedEngine {
     MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend,
                               CreateBackend({.device = "cpu", .threads = 1}));
     const ExpertPlacement placement = ExpertPlacement::Balanced(checkpoint.spec, exchange.ranks());
+    std::unique_ptr<PackedCache> packed;
+    if (!setting.packed_folder.empty()) {
+      MOESERVE_ASSIGN_OR_RETURN(packed, OpenPacked(setting.packed_folder, checkpoint, *backend));
+    }
     MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> loaded,
                               Model::Create(checkpoint.spec,
                                             {.compute = Compute(model),
                                              .quantization = model.quantization,
                                              .exchange = &exchange,
                                              .placement = &placement,
-                                             .split_rows = splits.rows,
-                                             .split_head = splits.head,
+                                             .split_rows = setting.splits.rows,
+                                             .split_head = setting.splits.head,
                                              .listener = &follower},
-                                            *checkpoint.weights, *backend));
+                                            *checkpoint.weights, *backend, packed.get()));
+    EXPECT_TRUE(packed == nullptr || packed->found() > 0);
     return follower.Run(*loaded);
   }
 
   std::unique_ptr<MessageExchange> exchange_;
+  ExpertFiles files_;
+  LoadWatch watch_;
   std::unique_ptr<Leader> leader_;
+  std::unique_ptr<MovingLeader> moving_;
   std::unique_ptr<TestEngine> engine_;
   std::vector<std::thread> followers_;
 };
@@ -191,7 +287,7 @@ TEST_P(RanksEngineTest, AnswersAndStatisticsAreThoseOfOneProcess) {
        {Setup{2, {kAuto, kOn}, {kOff, kOff}}, Setup{4, {kOff, kAuto}, {kOn, kOn}}}) {
     SCOPED_TRACE(ranks);
     {
-      const auto ranked = RankedEngine::Start(GetParam(), Options(), ranks, splits);
+      const auto ranked = RankedEngine::Start(GetParam(), Options(), ranks, {.splits = splits});
       ASSERT_TRUE(ranked->started());
       ExpectSame(OneAfterAnother(ranked->engine()), alone);
       const ExpertStats found = ranked->engine().get().ExpertSnapshot();
@@ -205,10 +301,92 @@ TEST_P(RanksEngineTest, AnswersAndStatisticsAreThoseOfOneProcess) {
     options.max_num_seqs = 4;
     options.max_step_tokens = 9;
     options.kv_cache_bytes = 2 * one_sequence;
-    const auto ranked = RankedEngine::Start(GetParam(), options, ranks, splits_together);
+    const auto ranked =
+        RankedEngine::Start(GetParam(), options, ranks, {.splits = splits_together});
     ASSERT_TRUE(ranked->started());
     ExpectSame(Together(ranked->engine()), alone);
   }
+}
+
+TEST_P(RanksEngineTest, AnswersAreTheSameWhileExpertsMove) {
+  Answers alone;
+  {
+    const auto engine = TestEngine::Start(SourcePath(GetParam().folder), Options(),
+                                          RankedEngine::Compute(GetParam()), "cpu",
+                                          GetParam().quantization, {}, GetParam().predictions);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    alone = OneAfterAnother(**engine);
+  }
+  constexpr Splits kUndivided{SplitChoice::kOff, SplitChoice::kOff};
+  constexpr Splits kDivided{SplitChoice::kOn, SplitChoice::kOn};
+  for (const auto& [ranks, splits] : {std::pair(2, kUndivided), std::pair(3, kDivided)}) {
+    SCOPED_TRACE(ranks);
+    const auto ranked = RankedEngine::Start(GetParam(), Options(), ranks,
+                                            {.splits = splits, .moves = Moves::kAlways});
+    ASSERT_TRUE(ranked->started());
+    ExpectSame(OneAfterAnother(ranked->engine()), alone);
+    // The last one may not be in use yet.
+    EXPECT_GE(ranked->placements(), ranked->steps() / 3);
+    EXPECT_GT(ranked->placements(), 3);
+  }
+}
+
+// Ranks that cannot load an expert go on with the experts that they have.
+TEST_P(RanksEngineTest, ExpertsThatCannotMoveStay) {
+  const auto ranked = RankedEngine::Start(GetParam(), Options(), 2, {.moves = Moves::kImpossible});
+  ASSERT_TRUE(ranked->started());
+  const Answers first = OneAfterAnother(ranked->engine());
+  ExpectSame(OneAfterAnother(ranked->engine()), first);
+  EXPECT_EQ(ranked->placements(), 1);
+}
+
+// Ranks that read their experts from mapped files leave them there.
+TEST_P(RanksEngineTest, ExpertsOfMappedFilesStay) {
+  const TempFolder folder;
+  Answers alone;
+  {
+    const auto engine = TestEngine::Start(
+        SourcePath(GetParam().folder), Options(), RankedEngine::Compute(GetParam()), "cpu",
+        GetParam().quantization, {}, GetParam().predictions, {.packed_folder = folder.path()});
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    alone = OneAfterAnother(**engine);
+  }
+  const auto ranked = RankedEngine::Start(
+      GetParam(), Options(), 2, {.moves = Moves::kAlways, .packed_folder = folder.path()});
+  ASSERT_TRUE(ranked->started());
+  ExpectSame(OneAfterAnother(ranked->engine()), alone);
+  EXPECT_GT(ranked->steps(), 6);
+  EXPECT_EQ(ranked->placements(), 1);
+}
+
+// The leader moves experts by itself, from what it has counted.
+TEST_P(RanksEngineTest, UnequalRanksAreRebalanced) {
+  const auto ranked = RankedEngine::Start(GetParam(), Options(), 2);
+  ASSERT_TRUE(ranked->started());
+  const Answers before = OneAfterAnother(ranked->engine());
+  EXPECT_GE(ranked->watch().imbalance(), 1.0);
+  EXPECT_LE(ranked->watch().imbalance(), 2.0);
+  const ExpertSizes parameters = ExpertParameters(ranked->spec());
+  // Whatever helps at all.
+  const RebalanceLimits limits{.imbalance = 1.0, .gain = 0.0};
+  Rebalancer rebalancer(ranked->leader(), ranked->watch(),
+                        {.interval = absl::ZeroDuration(),
+                         .limits = limits,
+                         .parameters = parameters,
+                         .bytes = parameters});
+  const int64_t moved = rebalancer.RunRound();
+  EXPECT_EQ(rebalancer.moved_bytes(), moved);
+  if (moved > 0) {
+    EXPECT_EQ(rebalancer.RunRound(), 0) << "a round is under way";
+  }
+  // Experts are loaded in the background, while there are steps.
+  const int expected = moved > 0 ? 2 : 1;
+  for (int i = 0; i < 200 && (i == 0 || ranked->placements() < expected); ++i) {
+    ExpectSame(OneAfterAnother(ranked->engine()), before);
+  }
+  EXPECT_EQ(ranked->placements(), expected);
+  rebalancer.Stop();
+  EXPECT_EQ(rebalancer.RunRound(), 0);
 }
 
 constexpr RankedModel kModels[] = {

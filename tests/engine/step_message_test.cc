@@ -51,6 +51,16 @@ StepMessage RandomMessage(std::mt19937& random) {
   for (size_t t = 0; t < tokens; t += 1 + random() % 20) {
     m.logit_rows.push_back(static_cast<int32_t>(t));
   }
+  m.placement_version = 1 + random() % 100;
+  if (random() % 2 == 0) {
+    m.next_version = m.placement_version + 1;
+    for (uint32_t i = random() % 4; i > 0; --i) {
+      m.moves.push_back({.stack = static_cast<Stack>(random() % 4),
+                         .block = static_cast<int32_t>(random() % 50),
+                         .expert = static_cast<int32_t>(random() % 50),
+                         .holders = random()});
+    }
+  }
   for (size_t i = 0; random() % 2 == 0 && i < 1; ++i) {
     m.controls.resize(sequences);
     m.controls[0] = RoutingChange{.top_k = 3};
@@ -75,6 +85,9 @@ TEST(StepMessageTest, WhatIsSentArrives) {
     EXPECT_EQ(found->page_tables, m.page_tables);
     EXPECT_EQ(found->tokens, m.tokens);
     EXPECT_EQ(found->pending, m.pending);
+    EXPECT_EQ(found->placement_version, m.placement_version);
+    EXPECT_EQ(found->next_version, m.next_version);
+    EXPECT_EQ(found->moves, m.moves);
     ASSERT_EQ(found->controls.size(), m.controls.size());
     for (size_t i = 0; i < m.controls.size(); ++i) {
       ASSERT_EQ(found->controls[i].has_value(), m.controls[i].has_value());
@@ -138,7 +151,7 @@ TEST(StepMessageTest, LimitsAndVersionsAreNamed) {
               ::testing::HasSubstr("row of logits: expected 0 to 2 exclusive, found 2"));
   bytes[4] = 9;
   EXPECT_THAT(ParseStepMessage(bytes, kLimits).status().ToString(),
-              ::testing::HasSubstr("expected version 2, found 9"));
+              ::testing::HasSubstr("expected version 3, found 9"));
 }
 
 }  // namespace

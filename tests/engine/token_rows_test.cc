@@ -16,7 +16,7 @@
 namespace moeserve::testing {
 namespace {
 
-constexpr int kVocabulary = 500, kRows = 40, kExperts = 6;
+constexpr int kVocabulary = 500, kRows = 40, kTableExperts = 6;
 
 // Counts steps of one block whose tokens each select the experts `Selected(token)`.
 class TableOfFrequentTokens {
@@ -32,8 +32,8 @@ class TableOfFrequentTokens {
       if (change.replaced >= 0) counted_.erase(change.replaced);
     }
     if (!changes.empty()) counters_.AssignTokenRows(changes);
-    std::vector<int32_t> expert_of, row_of, expert_offsets(kExperts + 1);
-    for (int e = 0; e < kExperts; ++e) {
+    std::vector<int32_t> expert_of, row_of, expert_offsets(kTableExperts + 1);
+    for (int e = 0; e < kTableExperts; ++e) {
       for (size_t t = 0; t < tokens.size(); ++t) {
         if (!Selected(tokens[t], e)) continue;
         expert_of.push_back(e);
@@ -45,7 +45,7 @@ class TableOfFrequentTokens {
     const std::vector<float> weights(expert_of.size(), 1.0f);
     const std::vector<uint8_t> finite(tokens.size());
     const RoutingPlan plan{.rows = static_cast<int32_t>(tokens.size()),
-                           .num_experts = kExperts,
+                           .num_experts = kTableExperts,
                            .num_assignments = static_cast<int32_t>(expert_of.size()),
                            .expert_offsets = expert_offsets.data(),
                            .expert_of_assignment = expert_of.data(),
@@ -66,20 +66,20 @@ class TableOfFrequentTokens {
 
   TokenColumns Read() const {
     return TokenExpertCounts(
-               kRows + 1, kExperts,
+               kRows + 1, kTableExperts,
                [this](int64_t first, std::span<uint32_t> part) {
                  return counters_.ReadTokenExperts(first, part);
                },
                [this] { return rows_.Owners(); })
-        .ReadColumns(0, kExperts);
+        .ReadColumns(0, kTableExperts);
   }
 
   // Expects exact counts of every listed token, and that all rows together are all selections.
   void ExpectExact(const TokenColumns& table) const {
-    std::vector<uint64_t> sums(kExperts);
+    std::vector<uint64_t> sums(kTableExperts);
     for (size_t r = 0; r < table.tokens.size(); ++r) {
-      for (int e = 0; e < kExperts; ++e) {
-        const uint32_t count = table.counts[r * kExperts + static_cast<size_t>(e)];
+      for (int e = 0; e < kTableExperts; ++e) {
+        const uint32_t count = table.counts[r * kTableExperts + static_cast<size_t>(e)];
         sums[static_cast<size_t>(e)] += count;
         const int32_t token = table.tokens[r];
         if (token < 0) continue;
@@ -92,13 +92,13 @@ class TableOfFrequentTokens {
 
   std::map<int32_t, uint32_t> occurrences_;
   std::map<int32_t, uint32_t> counted_;  // by owner: occurrences since it received its row
-  std::vector<uint64_t> sums_ = std::vector<uint64_t>(kExperts);
+  std::vector<uint64_t> sums_ = std::vector<uint64_t>(kTableExperts);
 
  private:
   static CountSettings Settings() {
-    return {.blocks = {{.num_experts = kExperts,
-                        .most_distinct = kExperts,
-                        .expert_parameters = std::vector<int64_t>(kExperts, 1)}},
+    return {.blocks = {{.num_experts = kTableExperts,
+                        .most_distinct = kTableExperts,
+                        .expert_parameters = std::vector<int64_t>(kTableExperts, 1)}},
             .vocabulary = kVocabulary,
             .own_rows = kRows};
   }

@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "engine/memory/paged_pool.h"
-#include "model_loaders/checkpoint/loader.h"
 
 namespace moeserve::testing {
 
@@ -53,6 +52,15 @@ AnswerBits BitsOf(CollectingSink& sink) {
   return answer;
 }
 
+Result<std::unique_ptr<PackedCache>> OpenPacked(const std::filesystem::path& folder,
+                                                const Checkpoint& checkpoint, Backend& backend) {
+  return PackedCache::Open({.folder = folder,
+                            .place = checkpoint.identity.place,
+                            .state = checkpoint.identity.state,
+                            .warn = {}},
+                           backend);
+}
+
 Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::path& path,
                                                       const EngineOptions& options, DType compute,
                                                       const std::string& device,
@@ -76,12 +84,17 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
     model_options.exchange = ranks.exchange;
     model_options.placement = &test->placement_;
     model_options.listener = ranks.listener;
+    model_options.load_watch = ranks.load_watch;
     model_options.split_rows = ranks.split_rows;
     model_options.split_head = ranks.split_head;
   }
-  MOESERVE_ASSIGN_OR_RETURN(
-      std::unique_ptr<Model> model,
-      Model::Create(checkpoint.spec, model_options, *checkpoint.weights, *test->backend_));
+  std::unique_ptr<PackedCache> packed;
+  if (!ranks.packed_folder.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(packed, OpenPacked(ranks.packed_folder, checkpoint, *test->backend_));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
+                            Model::Create(checkpoint.spec, model_options, *checkpoint.weights,
+                                          *test->backend_, packed.get()));
   std::unique_ptr<Model> draft;
   if (!draft_model.empty()) {
     MOESERVE_ASSIGN_OR_RETURN(Checkpoint other,

@@ -11,6 +11,7 @@
 #include "base/mutex.h"
 #include "engine/engine.h"
 #include "kernels/registry.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "tests/support/devices.h"
 
 namespace moeserve::testing {
@@ -63,13 +64,19 @@ struct AnswerBits {
 // Waits for the end of a request, which must not be an error.
 AnswerBits BitsOf(CollectingSink& sink);
 
-// The ranks of an engine, which is the leader; null: it computes alone.
+// The ranks of an engine, which is the leader; without an exchange, it computes alone.
 struct TestRanks {
   Exchange* exchange = nullptr;
   StepListener* listener = nullptr;
+  LoadWatch* load_watch = nullptr;  // may be null
   SplitChoice split_rows = SplitChoice::kAuto;
   SplitChoice split_head = SplitChoice::kAuto;
+  std::filesystem::path packed_folder = {};  // of a packed cache; empty: there is none
 };
+
+// Opens the packed cache in `folder` for a checkpoint.
+Result<std::unique_ptr<PackedCache>> OpenPacked(const std::filesystem::path& folder,
+                                                const Checkpoint& checkpoint, Backend& backend);
 
 class TestEngine {
  public:

@@ -19,9 +19,9 @@ class AttentionExperts : public ExpertBody {
                                                         const AttentionSpec& spec,
                                                         const RopeSettings& rope,
                                                         const ModelSpec& model, int block);
-  std::vector<const LinearBank*> Banks() const override { return {query_.get(), output_.get()}; }
   void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
            const RowsView& results) const override;
+  std::vector<LinearBank*> banks() const override { return {query_.get(), output_.get()}; }
 
  private:
   std::unique_ptr<LinearBank> query_;

@@ -11,23 +11,20 @@ Result<FeedForwardExperts::Sublayer> FeedForwardExperts::LoadSublayer(
   Sublayer sublayer;
   std::vector<int> model_widths;
   for (const int width : widths) model_widths.push_back(width > 0 ? model_width : 0);
-  const auto here = [&](const std::vector<int>& all) {
-    return routed != nullptr ? routed->WidthsHere(all) : all;
-  };
   const auto load_norm = [&](const char* name, const std::vector<int>& norm_widths) {
     std::vector<std::string> names;
     for (const std::string& p : prefixes) names.push_back(p + name);
     return LoadNorm(load, names, norm_widths);
   };
   if (spec.residual) {
-    MOESERVE_ASSIGN_OR_RETURN(sublayer.norm, load_norm(".norm", here(model_widths)));
+    MOESERVE_ASSIGN_OR_RETURN(sublayer.norm, load_norm(".norm", model_widths));
   }
   BankNames up{prefixes, "up", std::nullopt};
   if (spec.form == ExpertForm::kGated) up.gate = "gate";
   MOESERVE_ASSIGN_OR_RETURN(sublayer.up,
                             LoadBank(load, {model_width}, widths, up, spec.bias, routed));
   if (spec.inner_norm) {
-    MOESERVE_ASSIGN_OR_RETURN(sublayer.inner_norm, load_norm(".inner_norm", here(widths)));
+    MOESERVE_ASSIGN_OR_RETURN(sublayer.inner_norm, load_norm(".inner_norm", widths));
   }
   MOESERVE_ASSIGN_OR_RETURN(
       sublayer.down,
@@ -58,8 +55,8 @@ Result<std::unique_ptr<FeedForwardExperts>> FeedForwardExperts::Load(
   return body;
 }
 
-std::vector<const LinearBank*> FeedForwardExperts::Banks() const {
-  std::vector<const LinearBank*> banks;
+std::vector<LinearBank*> FeedForwardExperts::banks() const {
+  std::vector<LinearBank*> banks;
   for (const Sublayer& sublayer : sublayers_) {
     banks.push_back(sublayer.up.get());
     banks.push_back(sublayer.down.get());

@@ -11,19 +11,20 @@
 namespace moeserve {
 
 // Computes the experts of a routed layer; the only polymorphic part of that layer. Immutable after
-// loading.
+// loading, except for which experts the banks have.
 class ExpertBody {
  public:
   virtual ~ExpertBody() = default;
   // Returns the width of the experts' outputs for rows of the width `row_width`.
   virtual int64_t ResultWidth(int64_t row_width) const { return row_width; }
-  // Returns the banks of which Run() reads the experts that have rows in its plan.
-  virtual std::vector<const LinearBank*> Banks() const = 0;
   // Writes the experts' outputs to `results` [plan.capacity, ResultWidth()], one row per assignment
   // of `plan`, in the order of the assignments. `rows` [R, width] and `results` are in the
   // activation type.
   virtual void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
                    const RowsView& results) const = 0;
+  // Returns the banks of which Run() reads the experts that have rows in its plan, always in the
+  // same order.
+  virtual std::vector<LinearBank*> banks() const = 0;
 };
 
 // Computes down(norm(act(gate x) * up x)), or down(norm(act(up x))) without a gate; the norm is
@@ -33,15 +34,16 @@ class ExpertBody {
 class FeedForwardExperts : public ExpertBody {
  public:
   // Experts of width 0 have no tensors, and their rows are not written. `routed` is that of
-  // LoadBank(); null: the body runs without a plan.
+  // LoadBank(); null: the body runs without a plan. Norms, which are small, are loaded for all
+  // experts, so that matrices can be moved here.
   static Result<std::unique_ptr<FeedForwardExperts>> Load(
       LoadContext& load, const std::vector<std::string>& prefixes, const ExpertSpec& spec,
       const std::vector<int>& widths, int model_width, const RoutedExperts* routed = nullptr);
-  std::vector<const LinearBank*> Banks() const override;
   // Experts get their rows times the weights of the plan.
   void WeightInputs() { weight_inputs_ = true; }
   void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
            const RowsView& results) const override;
+  std::vector<LinearBank*> banks() const override;
   // Lets the only expert compute every row, and writes f32 rows to `output`.
   void RunDense(StepContext& ctx, const RowsView& rows, const RowsView& output) const;
 

@@ -1,13 +1,14 @@
 #include "engine/layers/routed/rank_places.h"
 
 #include "base/check.h"
+#include "engine/balance/load_watch.h"
 #include "kernels/rank_ops.h"
 
 namespace moeserve {
 
 RankPlaces::RankPlaces(const RankShare& share, const ModelSpec& model, int block)
-    : exchange_(*share.exchange),
-      holders_(share.placement->holders(model.stack, block)),
+    : share_(share),
+      stack_(model.stack),
       parameters_(PlaceParameters(model.blocks[static_cast<size_t>(block)])),
       slot_(block) {}
 
@@ -15,17 +16,23 @@ PlacedPlan RankPlaces::Divide(StepContext& ctx, const RoutingPlan& plan,
                               const RoutingPlan& bodies) const {
   const RoutingPlan counted = ctx.backend.HostPlan(slot_);
   const auto places = static_cast<size_t>(bodies.num_experts);
-  MOESERVE_CHECK(places == holders_.size(), "holders of all experts with an index in the body");
+  const Exchange& exchange = *share_.exchange;
+  const std::vector<HolderSet>& holders = share_.placement->holders(stack_, slot_);
+  MOESERVE_CHECK(places == holders.size(), "holders of all experts with an index in the body");
   std::vector<int32_t> rows;
   for (size_t e = 0; e < places; ++e) {
     rows.push_back(counted.expert_offsets[e + 1] - counted.expert_offsets[e]);
   }
-  std::vector<int> owners = OwnersOf(rows, parameters_, holders_, exchange_.ranks());
+  std::vector<int> owners = OwnersOf(rows, parameters_, holders, exchange.ranks());
+  if (share_.watch != nullptr) {
+    share_.watch->Add({stack_, slot_}, rows,
+                      Imbalance(rows, parameters_, owners, exchange.ranks()));
+  }
   owners.resize(static_cast<size_t>(plan.num_experts), kNoOwner);
   PlanParts parts = ctx.backend.rank_ops()->Divide(plan,
                                                    {.of_expert = owners,
-                                                    .ranks = exchange_.ranks(),
-                                                    .rank = exchange_.rank(),
+                                                    .ranks = exchange.ranks(),
+                                                    .rank = exchange.rank(),
                                                     .places = bodies.num_experts},
                                                    slot_);
   return {.here = parts.local,
@@ -36,8 +43,8 @@ PlacedPlan RankPlaces::Divide(StepContext& ctx, const RoutingPlan& plan,
 
 void RankPlaces::Collect(StepContext& ctx, const PlacedPlan& plan, const RowsView& results) const {
   RankOps& ranks = *ctx.backend.rank_ops();
-  ranks.StartGather(results, plan.rows_of_rank, exchange_);
-  ranks.FinishGather(exchange_);
+  ranks.StartGather(results, plan.rows_of_rank, *share_.exchange);
+  ranks.FinishGather(*share_.exchange);
 }
 
 }  // namespace moeserve

@@ -22,8 +22,8 @@ class RankPlaces final : public ExpertPlaces {
   void Collect(StepContext& ctx, const PlacedPlan& plan, const RowsView& results) const override;
 
  private:
-  Exchange& exchange_;
-  const std::vector<HolderSet> holders_;
+  const RankShare& share_;
+  const Stack stack_;
   const std::vector<int64_t> parameters_;
   const int slot_;
 };

@@ -53,7 +53,10 @@ Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const 
   routed->scores_stream_ = spec.score.stream;
   routed->weight_input_ = spec.weight_input;
   routed->body_ = std::move(body);
-  if (load.tiers != nullptr) routed->tier_ = load.tiers->NewBlock(routed->body_->Banks());
+  if (load.tiers != nullptr) {
+    const std::vector<LinearBank*> banks = routed->body_->banks();
+    routed->tier_ = load.tiers->NewBlock({banks.begin(), banks.end()});
+  }
   if (load.ranks != nullptr) {
     routed->places_ = std::make_unique<RankPlaces>(*load.ranks, model, block);
   } else {

@@ -39,6 +39,9 @@ class RoutedLayer {
   RoutedRows Route(StepContext& ctx, const RowsView& x) const;
   void RunRouted(StepContext& ctx, const RoutedRows& routed, const RowsView& output) const;
 
+  // What computes the experts.
+  const ExpertBody& body() const { return *body_; }
+
   // Whether the first operation of Route() is one that Branch::TakesNorm() names.
   bool TakesNorm() const { return !split_.empty() || !scores_stream_; }
 

@@ -16,9 +16,9 @@ class ValueExperts : public ExpertBody {
                                                     const AttentionSpec& spec,
                                                     const ModelSpec& model, int block);
   int64_t ResultWidth(int64_t) const override { return width_; }
-  std::vector<const LinearBank*> Banks() const override { return {values_.get()}; }
   void Run(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
            const RowsView& results) const override;
+  std::vector<LinearBank*> banks() const override { return {values_.get()}; }
 
  private:
   std::unique_ptr<LinearBank> values_;
