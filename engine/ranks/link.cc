@@ -410,6 +410,9 @@ void Link::Handle(Peer& peer, LinkMessage kind, std::string text) {
     }
     case LinkMessage::kError:
       return Lose(peer, std::move(text));
+    case LinkMessage::kLoss:
+      if (!ReportLoss(text)) Lose(peer, "it sent an unknown loss");
+      return;
     case LinkMessage::kStop: {
       const MutexLock lock(mutex_);
       quiet_ = stopped_ = true;
@@ -417,6 +420,19 @@ void Link::Handle(Peer& peer, LinkMessage kind, std::string text) {
     }
   }
   changed_.notify_all();
+}
+
+bool Link::ReportLoss(std::string_view text) {
+  const size_t space = text.find(' ');
+  const std::optional<int> rank =
+      space == std::string_view::npos ? std::nullopt : Number(text.substr(0, space));
+  if (!leader_ || !rank.has_value() || *rank < 0 || *rank >= ranks_) return false;
+  {
+    const MutexLock lock(mutex_);
+    if (quiet_) return true;
+  }
+  on_loss_(*rank, std::string(text.substr(space + 1)));
+  return true;
 }
 
 void Link::Read(Peer& peer) {
@@ -504,6 +520,13 @@ void Link::SendError(std::string_view reason) {
   const MutexLock lock(mutex_);
   for (const auto& peer : peers_) {
     if (peer->open) Send(*peer, LinkMessage::kError, reason);
+  }
+}
+
+void Link::SendLoss(int rank, std::string_view reason) {
+  const MutexLock lock(mutex_);
+  for (const auto& peer : peers_) {
+    if (peer->open) Send(*peer, LinkMessage::kLoss, Concat(rank, ' ', reason));
   }
 }
 

@@ -27,6 +27,7 @@ enum class LinkMessage : uint8_t {
   kBeat,   // both ways: the process lives
   kWake,   // leader to follower: a step follows
   kError,  // follower to leader: why it ends
+  kLoss,   // follower to leader: another rank was lost; its number, a space, and the reason
   kStop,   // leader to follower: the link will be closed, which is no loss
 };
 
@@ -40,8 +41,8 @@ struct LinkOptions {
 // All functions but the destructor may be called by several threads.
 class Link {
  public:
-  // `rank` is that of the process at the other end. Called once for each rank that is lost, by the
-  // link's thread.
+  // `rank` is that of the process at the other end. Called for each rank that is lost, by the
+  // link's thread; more than once if others tell the loss, too.
   using OnLoss = std::function<void(int rank, const std::string& reason)>;
 
   // Ends the thread and closes all connections.
@@ -71,6 +72,8 @@ class Link {
   void WaitForWake(absl::Duration timeout);
   // A follower's: tells the leader why this rank ends. The text is cut to 4096 bytes.
   void SendError(std::string_view reason);
+  // A follower's: tells the leader that this rank has lost another one.
+  void SendLoss(int rank, std::string_view reason);
 
   // From now on, closed connections are no losses. The leader tells this to the followers, and
   // waits until they have closed their ends; a follower waits until it was told. Waits at most for
@@ -86,6 +89,8 @@ class Link {
   absl::Duration Beat(absl::Time now);
   void Read(Peer& peer);
   void Handle(Peer& peer, LinkMessage kind, std::string text);
+  // Reports the loss of a rank that a follower has told; false if the text is none.
+  bool ReportLoss(std::string_view text);
   // Sends a message; never waits. False if the peer takes no more.
   bool Send(Peer& peer, LinkMessage kind, std::string_view text);
   void Lose(Peer& peer, std::string reason);
@@ -103,10 +108,10 @@ class Link {
 
   Mutex mutex_;  // guards the members below and what is sent to peers
   std::condition_variable changed_;
-  bool ending_ ABSL_GUARDED_BY(mutex_) = false;    // the thread ends
-  bool quiet_ ABSL_GUARDED_BY(mutex_) = false;     // losses are not reported
-  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;   // kStop was received
-  int open_ ABSL_GUARDED_BY(mutex_) = 0;           // connections
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;   // the thread ends
+  bool quiet_ ABSL_GUARDED_BY(mutex_) = false;    // losses are not reported
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;  // kStop was received
+  int open_ ABSL_GUARDED_BY(mutex_) = 0;          // connections
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -50,11 +50,9 @@ class Network {
     }
     return false;
   }
-  int UnfinishedSends(int rank) {
+  int UnfinishedSends(int from, int to) {
     MutexLock lock(mutex_);
-    size_t count = 0;
-    for (int r = 0; r < ranks_; ++r) count += Between(rank, r).sent.size();
-    return static_cast<int>(count);
+    return static_cast<int>(Between(from, to).sent.size());
   }
   int UnfinishedReceives(int from, int to) {
     MutexLock lock(mutex_);
@@ -112,7 +110,7 @@ class LoopbackTransport final : public Transport {
     return network_->SizesDiffer(rank_) ? "a message has another size than its receiver expects"
                                         : nullptr;
   }
-  int unfinished_sends() const override { return network_->UnfinishedSends(rank_); }
+  int unfinished_sends(int rank) const override { return network_->UnfinishedSends(rank_, rank); }
   int unfinished_receives(int rank) const override {
     return network_->UnfinishedReceives(rank, rank_);
   }

@@ -37,15 +37,21 @@ std::string MessageExchange::RankName(int rank) const {
   return i < names_.size() ? Concat("rank ", rank, " on ", names_[i]) : Concat("rank ", rank);
 }
 
-void MessageExchange::Fail(absl::Status status) {
+int MessageExchange::lost_rank() const {
+  MutexLock lock(mutex_);
+  return lost_rank_;
+}
+
+void MessageExchange::Fail(absl::Status status, int rank) {
   MutexLock lock(mutex_);
   if (!status_.ok()) return;
   status_ = std::move(status);
+  lost_rank_ = rank;
   lost_.store(true, std::memory_order_release);
 }
 
 void MessageExchange::Lose(int rank, std::string_view reason) {
-  Fail(absl::UnavailableError(Concat(RankName(rank), " was lost: ", reason)));
+  Fail(absl::UnavailableError(Concat(RankName(rank), " was lost: ", reason)), rank);
 }
 
 absl::Status MessageExchange::status() const {
@@ -87,7 +93,9 @@ void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
     }
     const absl::Duration waited = SteadyNow() - start;
     int missing = -1;  // the first rank with a message that has not arrived
+    int silent = -1;   // the first rank that has not taken a message
     for (int r = 0; r < ranks(); ++r) {
+      if (silent < 0 && transport_->unfinished_sends(r) > 0) silent = r;
       const bool complete = transport_->unfinished_receives(r) == 0;
       if (!complete && missing < 0) missing = r;
       const auto i = static_cast<size_t>(r);
@@ -96,7 +104,7 @@ void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
         if (r != rank()) (*arrived)[i] = absl::ToDoubleSeconds(waited);
       }
     }
-    if (missing < 0 && transport_->unfinished_sends() == 0) {
+    if (missing < 0 && silent < 0) {
       last_ = start + waited;
       return;
     }
@@ -110,12 +118,8 @@ void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
     }
     if (!patient && waited > options_.timeout) {
       const std::string what = Concat(" within ", absl::FormatDuration(options_.timeout));
-      if (missing >= 0) {
-        Lose(missing, "it sent nothing" + what);
-      } else {
-        Fail(absl::UnavailableError("a rank was lost: one took no message" + what));
-      }
-      return;
+      return missing >= 0 ? Lose(missing, "it sent nothing" + what)
+                          : Lose(silent, "it took no message" + what);
     }
     if (attempt >= kAttemptsBeforeYield) std::this_thread::yield();
   }

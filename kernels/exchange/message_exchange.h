@@ -49,6 +49,9 @@ class MessageExchange final : public Exchange {
   void GatherAtLeader(std::span<const char> own, std::span<char> all) override;
   void Lose(int rank, std::string_view reason) override;
   absl::Status status() const override;
+  // Returns the rank that was lost first; -1 if none was, or if it is not known. Any thread may
+  // call it.
+  int lost_rank() const;
   ExchangeCounts counts() const override;
 
  private:
@@ -64,8 +67,9 @@ class MessageExchange final : public Exchange {
   // Returns "rank 2", with its name if it has one.
   std::string RankName(int rank) const;
   bool lost() const { return lost_.load(std::memory_order_acquire); }
-  // Declares the exchange failed with this status, unless it has failed before.
-  void Fail(absl::Status status);
+  // Declares the exchange failed with this status, because of this rank or, if that is -1, of an
+  // unknown one, unless it has failed before.
+  void Fail(absl::Status status, int rank = -1);
   // Start a message unless a rank is lost. `rank` is lost if the transport fails.
   void Send(int rank, const void* data, int64_t bytes);
   void Receive(int rank, void* data, int64_t bytes);
@@ -90,6 +94,7 @@ class MessageExchange final : public Exchange {
   std::atomic<bool> lost_ = false;
   mutable Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  int lost_rank_ ABSL_GUARDED_BY(mutex_) = -1;
   ExchangeCounts counts_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -6,7 +6,7 @@
 namespace moeserve {
 
 // Changes with every change of this class, so that a shared object of another build is refused.
-inline constexpr int kTransportVersion = 1;
+inline constexpr int kTransportVersion = 2;
 
 // One thread at a time calls all functions. Messages between two ranks arrive in the order in which
 // they were sent; a message has the size that its receiver expects. A function that fails returns
@@ -25,8 +25,8 @@ class Transport {
   virtual const char* Receive(int rank, void* data, int64_t bytes) = 0;
   // Advances all messages that have started, without waiting.
   virtual const char* Advance() = 0;
-  // The number of messages to and from the rank, or to and from all ranks, that have not finished.
-  virtual int unfinished_sends() const = 0;
+  // The number of messages to and from the rank that have not finished.
+  virtual int unfinished_sends(int rank) const = 0;
   virtual int unfinished_receives(int rank) const = 0;
 };
 

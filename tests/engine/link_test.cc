@@ -118,6 +118,16 @@ TEST(LinkTest, AReasonGoesBeforeTheLoss) {
   EXPECT_EQ(reason.size(), 4096u);
 }
 
+TEST(LinkTest, ALossOfAnotherRankIsPassedOn) {
+  const auto linked = Start(4, kPatient);
+  linked->followers[0]->SendLoss(3, "it sent nothing");
+  EXPECT_EQ(linked->at_leader.Of(3), "it sent nothing");
+  linked->followers[1]->SendLoss(4, "there is no such rank");
+  EXPECT_EQ(linked->at_leader.Of(2), "it sent an unknown loss");
+  EXPECT_EQ(linked->at_leader.count(), 2u);
+  linked->leader.reset();  // before the followers, whose ends it would report, too
+}
+
 TEST(LinkTest, SilenceIsALoss) {
   // The followers beat so seldom that the leader misses them.
   auto leader = Link::Listen("127.0.0.1", 2, {.beat = kLong, .silence = absl::Milliseconds(50)});

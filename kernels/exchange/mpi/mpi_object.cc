@@ -19,6 +19,7 @@ class MpiTransport final : public Transport {
   explicit MpiTransport(MPI_Comm communicator) : communicator_(communicator) {
     MPI_Comm_rank(communicator_, &rank_);
     MPI_Comm_size(communicator_, &ranks_);
+    sends_.resize(static_cast<size_t>(ranks_));
     receives_.resize(static_cast<size_t>(ranks_));
   }
   ~MpiTransport() override {
@@ -40,8 +41,8 @@ class MpiTransport final : public Transport {
                                   communicator_, &request);
       if (error != MPI_SUCCESS) return Failure(error);
       requests_.push_back(request);
-      sources_.push_back(-1);
-      ++sends_;
+      counts_.push_back(&sends_[static_cast<size_t>(rank)]);
+      ++*counts_.back();
     }
     return nullptr;
   }
@@ -54,8 +55,8 @@ class MpiTransport final : public Transport {
           MPI_Irecv(to + at, PieceBytes(bytes - at), MPI_BYTE, rank, kTag, communicator_, &request);
       if (error != MPI_SUCCESS) return Failure(error);
       requests_.push_back(request);
-      sources_.push_back(rank);
-      ++receives_[static_cast<size_t>(rank)];
+      counts_.push_back(&receives_[static_cast<size_t>(rank)]);
+      ++*counts_.back();
     }
     return nullptr;
   }
@@ -69,22 +70,21 @@ class MpiTransport final : public Transport {
         MPI_Testsome(count, requests_.data(), &finished, finished_.data(), MPI_STATUSES_IGNORE);
     if (error != MPI_SUCCESS) return Failure(error);
     for (int i = 0; i < finished; ++i) {
-      const int source = sources_[static_cast<size_t>(finished_[static_cast<size_t>(i)])];
-      --(source < 0 ? sends_ : receives_[static_cast<size_t>(source)]);
+      --*counts_[static_cast<size_t>(finished_[static_cast<size_t>(i)])];
     }
     // Finished requests have become null.
     size_t kept = 0;
     for (size_t i = 0; i < requests_.size(); ++i) {
       if (requests_[i] == MPI_REQUEST_NULL) continue;
       requests_[kept] = requests_[i];
-      sources_[kept++] = sources_[i];
+      counts_[kept++] = counts_[i];
     }
     requests_.resize(kept);
-    sources_.resize(kept);
+    counts_.resize(kept);
     return nullptr;
   }
 
-  int unfinished_sends() const override { return sends_; }
+  int unfinished_sends(int rank) const override { return sends_[static_cast<size_t>(rank)]; }
   int unfinished_receives(int rank) const override { return receives_[static_cast<size_t>(rank)]; }
 
  private:
@@ -102,12 +102,13 @@ class MpiTransport final : public Transport {
   MPI_Comm communicator_;
   int rank_ = 0;
   int ranks_ = 1;
-  // The unfinished messages: the request and, if it is received, its source, otherwise -1.
+  // The unfinished messages: the request, and where it is counted.
   std::vector<MPI_Request> requests_;
-  std::vector<int> sources_;
+  std::vector<int*> counts_;
   std::vector<int> finished_;  // scratch of Advance()
-  int sends_ = 0;
-  std::vector<int> receives_;  // [ranks]
+  // [ranks] the numbers of unfinished messages
+  std::vector<int> sends_;
+  std::vector<int> receives_;
   bool failed_ = false;
   std::string reason_;
 };

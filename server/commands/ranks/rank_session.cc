@@ -262,8 +262,16 @@ absl::Status RankSession::Follow(Model& model) {
     status = absl::ResourceExhaustedError("not enough memory for a step");
   }
   if (status.ok()) return status;
-  if (link_ != nullptr) link_->SendError(std::string(status.message()));
-  EndLost(Concat("rank ", exchange_->rank(), " on ", host_, ": ", std::string(status.message())));
+  const std::string message(status.message());
+  if (const int lost = exchange_->lost_rank(); link_ != nullptr && lost > 0) {
+    constexpr std::string_view kLost = " was lost: ";
+    const size_t found = message.find(kLost);
+    link_->SendLoss(lost,
+                    found == std::string::npos ? message : message.substr(found + kLost.size()));
+  } else if (link_ != nullptr) {
+    link_->SendError(message);
+  }
+  EndLost(Concat("rank ", exchange_->rank(), " on ", host_, ": ", message));
 }
 
 }  // namespace moeserve::server
