@@ -112,6 +112,23 @@ def test_the_leader_starts_one_rank_in_each_pod(pod):
                                for i in (1, 2)]
 
 
+def test_a_file_can_name_the_hosts(pod):
+    hosts = pod.notes / "hosts"
+    hosts.write_text("# made by an operator\njob-worker-0.job.ns.svc slots=1\n"
+                     "job-worker-1.job.ns.svc slots=1\n")
+    status, errors = pod.run("leader.sh", "score", MOESERVE_HOSTFILE=str(hosts))
+    assert (status, errors) == (0, "")
+    arguments = pod.note("arguments")
+    options = dict(zip(arguments, arguments[1:]))
+    assert options["-n"] == "2"
+    assert pathlib.Path(options["--hostfile"]).read_text() == hosts.read_text().partition("\n")[2]
+    assert [line.split()[-2] for line in pod.note("ssh")] == [
+        "job-worker-0.job.ns.svc", "job-worker-1.job.ns.svc"]
+    hosts.write_text("")
+    status, errors = pod.run("leader.sh", "score", MOESERVE_HOSTFILE=str(hosts))
+    assert status == 1 and "names no hosts" in errors
+
+
 def test_no_host_is_trusted_at_first_sight(pod):
     assert pod.run("leader.sh", "serve")[0] == 0
     assert (pod.files / "known_hosts").read_text() == f"* {pod.public}\n"
@@ -136,8 +153,10 @@ def test_a_worker_that_does_not_appear_is_named(pod):
     assert not pod.note("arguments")
 
 
-def test_sigterm_becomes_sigusr1(pod):
-    process = pod.start("leader.sh", "serve", MPIRUN_STAYS="1")
+@pytest.mark.parametrize("environment, expected", [
+    ({}, "USR1"), ({"MOESERVE_STOP_SIGNAL": "TERM"}, "TERM")])
+def test_sigterm_becomes_sigusr1(pod, environment, expected):
+    process = pod.start("leader.sh", "serve", MPIRUN_STAYS="1", **environment)
     wait_for(pod.notes / "started")
     process.send_signal(signal.SIGTERM)
     # The script lives as long as mpirun, also if it is asked again.
@@ -146,7 +165,7 @@ def test_sigterm_becomes_sigusr1(pod):
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=SECONDS)
     assert process.returncode == 0
-    assert set(pod.note("signals")) == {"USR1"}
+    assert set(pod.note("signals")) == {expected}
 
 
 def test_sigterm_before_all_workers_are_there_ends_the_leader(pod):
