@@ -85,8 +85,8 @@ for worker in "${workers[@]}"; do wait_for "$worker"; done
 
 exports=()
 for name in ${MOESERVE_RANKS_EXPORT:-}; do
-  # mpirun refuses variables that are not set.
-  if [[ -n ${!name+set} ]]; then exports+=(-x "$name"); fi
+  # mpirun refuses variables that are not set, and passes its own by itself.
+  if [[ -n ${!name+set} && $name != OMPI_MCA_* ]]; then exports+=(-x "$name"); fi
 done
 # One rank for each host, which may use all its cores. Names are those of the cluster's DNS, with their
 # domains. Containers often forbid that a process reads the memory of another one.

@@ -94,7 +94,8 @@ def pod(tmp_path):
 
 def test_the_leader_starts_one_rank_in_each_pod(pod):
     status, errors = pod.run("leader.sh", "serve", "--config", "a b", SET="1",
-                             MOESERVE_RANKS_EXPORT="SET UNSET")
+                             OMPI_MCA_btl_tcp_if_include="eth0",
+                             MOESERVE_RANKS_EXPORT="OMPI_MCA_btl_tcp_if_include SET UNSET")
     assert (status, errors) == (0, "")
     arguments = pod.note("arguments")
     options = dict(zip(arguments, arguments[1:]))
