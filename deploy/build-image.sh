@@ -9,7 +9,7 @@
 #   --digest DIGEST        digest of the base image
 #   --build-base IMAGE     base image to build on, if it is another one
 #   --build-digest DIGEST  digest of that image
-#   --target STAGE         stage of the Dockerfile (default cpu)
+#   --target STAGE         stage of the Dockerfile: cpu (default), cpu-demo or ranks
 #   --source URL           where the sources are, for the label
 #   --sbom FILE            file for the bill of materials (default: none is written)
 #   --engine NAME          docker or podman (default: the one that is here)
@@ -89,6 +89,10 @@ check_options() {
     build_base=$base
     build_digest=$digest
   fi
+  case $target in
+    cpu | cpu-demo | ranks) ;;
+    *) die "--target: expected cpu, cpu-demo or ranks, found $target" ;;
+  esac
   for name in digest build_digest; do
     if [[ -z ${!name} ]]; then
       $trial || die "--${name//_/-} is missing: releases name their base images by digest (--help)"

@@ -2,10 +2,12 @@
 # Installs missing packages on Debian 12, Ubuntu 24.04 and later. Needs neither root nor the network
 # if nothing is missing.
 #
-#   deploy/install_dependencies.sh [build] [clients] [tests] [fuzz] [browser] [packages] [reference]
+#   deploy/install_dependencies.sh [build] [clients] [ranks] [tests] [fuzz] [browser] [packages]
+#                                  [reference]
 #
 #   build      the compiler, CMake and libraries for building
 #   clients    packages for the examples in deploy/clients
+#   ranks      Open MPI, for several processes that compute one model
 #   tests      further packages for tests/run.sh
 #   fuzz       the compiler for tests/fuzz
 #   browser    the browser for the dashboard's tests
@@ -29,9 +31,10 @@ build=(
 clients=(
   curl@curl "grpc_python_plugin@protobuf-compiler-grpc" python3 python3-grpcio python3-protobuf
 )
+ranks=(libopenmpi-dev "mpirun@openmpi-bin")
 tests=(
   libgtest-dev libgmock-dev python3 python3-venv ca-certificates json-schema-test-suite
-  libopenmpi-dev "mpirun@openmpi-bin"
+  "${ranks[@]}"
 )
 fuzz=("clang++@clang" "libclang-rt-14-dev|libclang-rt-18-dev|libclang-rt-dev")
 browser=("chromium@chromium" "chromedriver@chromium-driver")
@@ -138,13 +141,14 @@ main() {
     case $group in
       build) needs+=("${build[@]}") ;;
       clients) needs+=("${clients[@]}") ;;
+      ranks) needs+=("${ranks[@]}") ;;
       tests) needs+=("${tests[@]}") ;;
       fuzz) needs+=("${fuzz[@]}") ;;
       browser) needs+=("${browser[@]}") ;;
       packages) needs+=("${packaging[@]}") ;;
       reference) needs+=("${reference[@]}") ;;
-      *) die "unknown group \"$group\": there are build, clients, tests, fuzz, browser," \
-        "packages and reference" ;;
+      *) die "unknown group \"$group\": there are build, clients, ranks, tests, fuzz," \
+        "browser, packages and reference" ;;
     esac
   done
   for need in "${needs[@]}"; do

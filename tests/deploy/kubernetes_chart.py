@@ -45,13 +45,35 @@ CUSTOM = {
                       "objectivesApiVersion": "inference.networking.x-k8s.io/v1alpha2"},
 }
 
+RANKS = {
+    "replicas": 3, "fullnameOverride": "group", "nameOverride": "llm", "preStopSleepSeconds": 0,
+    "ranks": {"enabled": True, "size": 4, "sshKeysSecret": "keys-of-ranks", "livenessFailures": 4},
+    "models": {"claimPerReplica": {"enabled": True}, "readOnly": False,
+               "fill": {"enabled": True, "image": "fill:1"}},
+    "image": {"tag": "ranks-7"}, "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "25%"},
+    "tls": {"existingSecret": "moeserve-tls", "clientCa": {"existingSecret": "moeserve-client-ca"}},
+    "autoscaling": {"enabled": True, "minReplicas": 1, "maxReplicas": 5},
+    "tracing": {"endpoint": "http://collector:4318", "headersSecret": {"name": "otel"}},
+    "extraEnv": [{"name": "A", "value": "b"}, {"name": "OMPI_MCA_btl_tcp_if_include",
+                                                "value": "eth1"}],
+    "networkPolicy": {"extraEgress": [{"ports": [{"port": 443, "protocol": "TCP"}]}]},
+}
+RANKS_GATEWAY = {
+    "ranks": {"enabled": True},
+    "gateway": {"enabled": True, "parentRefs": [{"name": "inference"}],
+                "http": {"hostnames": ["a.example.com"]},
+                "grpc": {"hostnames": ["grpc.example.com"]}},
+    "inferencePool": {"enabled": True, "endpointPicker": {"service": "epp"}},
+}
+
 
 def value_sets():
     """Returns {name: values}."""
     examples = {file.stem: generate.load_values(file)
                 for file in sorted((CHART / "examples").glob("*.yaml"))}
     assert examples
-    return {"default": {}, **examples, "tls-gateway": TLS_GATEWAY, "custom": CUSTOM}
+    return {"default": {}, **examples, "tls-gateway": TLS_GATEWAY, "custom": CUSTOM,
+            "ranks-tls": RANKS, "ranks-gateway": RANKS_GATEWAY}
 
 
 def require_helm():
@@ -83,11 +105,17 @@ def config_map(objects):
 
 
 class Workload:
-    """The Deployment or StatefulSet among `objects`, and its parts."""
+    """The Deployment, StatefulSet or LeaderWorkerSet among `objects`, and its parts: of a
+    LeaderWorkerSet those of the leader, which serves. `claims` are templates of claims."""
 
     def __init__(self, objects):
-        self.object = one(objects, "Deployment", "StatefulSet")
-        self.template = self.object["spec"]["template"]
+        self.object = one(objects, "Deployment", "StatefulSet", "LeaderWorkerSet")
+        spec = self.object["spec"]
+        self.has_ranks = self.object["kind"] == "LeaderWorkerSet"
+        if self.has_ranks:
+            spec = spec["leaderWorkerTemplate"]
+        self.template = spec["leaderTemplate" if self.has_ranks else "template"]
+        self.claims = spec.get("volumeClaimTemplates", [])
         self.pod = self.template["spec"]
         self.container, = self.pod["containers"]
         self.ports = {port["name"]: port["containerPort"] for port in self.container["ports"]}

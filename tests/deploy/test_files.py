@@ -218,8 +218,28 @@ def test_image_settings():
     assert json.loads(settings["ENTRYPOINT"]) == ["moeserve"]
     assert settings["HEALTHCHECK"].endswith('CMD ["moeserve", "health"]')
     assert "CMD-SHELL" not in settings["HEALTHCHECK"] and settings["STOPSIGNAL"] == "SIGTERM"
+    # Stages with other packages install them as root, and none stays root.
+    users = [rest for instruction, rest in dockerfile() if instruction in ("FROM", "USER")]
+    for user, following in zip(users, [*users[1:], ""]):
+        assert user != "0:0" or following == settings["USER"]
     last = [rest.split()[-1] for instruction, rest in dockerfile() if instruction == "FROM"][-1]
     assert last == "cpu"
+
+
+def test_the_image_for_ranks_has_what_its_scripts_need():
+    text = (DEPLOY / "Dockerfile").read_text()
+    stage = re.search(r"^FROM runtime AS ranks\n(.*?)(?=^FROM )", text, re.M | re.S)[1]
+    packages = {"mpirun": "openmpi-bin", "ssh": "openssh-client", "/usr/sbin/sshd": "openssh-server"}
+    scripts = "".join(path.read_text() for path in (DEPLOY / "ranks").glob("*.sh"))
+    for program, package in packages.items():
+        assert program in scripts and package in stage
+    # Beside the program, where it looks for it, and where the chart looks for the scripts.
+    assert "/usr/local/lib/moeserve/" in stage and "/usr/local/bin/moeserve" in text
+    assert "COPY deploy/ranks /usr/local/lib/moeserve/ranks" in stage
+    for script in ("leader.sh", "worker.sh"):
+        assert (DEPLOY / "ranks" / script).stat().st_mode & 0o111 == 0o111
+    # Host keys of the package would be the same in all containers.
+    assert "/etc/ssh/ssh_host_*" in stage
 
 
 def test_image_labels():

@@ -78,6 +78,8 @@ class Pod:
         elif volume == "tls":
             (self.folder / volume).mkdir()
             make_certificate(self.folder / volume)
+        elif volume == "ssh":
+            self._write(volume, {"ssh-privatekey": ""})  # for the scripts, which are not run here
         elif volume == "client-ca":
             (self.folder / volume).mkdir()
             # Volumes are in this order: the server's certificate is there.

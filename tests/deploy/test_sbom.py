@@ -171,6 +171,8 @@ def test_a_release_needs_a_digest_and_committed_sources(clone):
     assert done.returncode == 1 and "64 hexadecimal digits" in done.stderr
     done = build(clone, "--tag", "a", "--digest", DIGEST, "--build-base", "b")
     assert done.returncode == 1 and "--build-digest is missing" in done.stderr
+    done = build(clone, "--tag", "a", "--digest", DIGEST, "--target", "rank")
+    assert done.returncode == 1 and "expected cpu, cpu-demo or ranks, found rank" in done.stderr
     (clone / "new").touch()
     done = build(clone, "--tag", "a", "--digest", DIGEST)
     assert done.returncode == 1 and "not committed" in done.stderr
@@ -195,3 +197,11 @@ def test_the_engine_gets_the_arguments_of_the_dockerfile(clone):
     declared = set(re.findall(r"^ARG (\w+)", (ROOT / "deploy/Dockerfile").read_text(), re.M))
     assert set(given) - {"SOURCE_DATE_EPOCH"} == declared
     assert lines[-2:] == ["--quiet", "."]
+
+
+@pytest.mark.parametrize("target", ["cpu", "cpu-demo", "ranks"])
+def test_the_dockerfile_has_the_stages(clone, target):
+    done = build(clone, "--tag", "a", "--digest", DIGEST, "--target", target)
+    assert f"--target\n{target}\n" in done.stdout
+    stages = re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "deploy/Dockerfile").read_text(), re.M)
+    assert target in stages

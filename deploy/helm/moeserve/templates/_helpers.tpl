@@ -13,10 +13,11 @@
 {{- end }}
 {{- end }}
 
+{{/* The labels of the pods that serve, or of workers in the context of "moeserve.role". */}}
 {{- define "moeserve.selector" -}}
 app.kubernetes.io/name: {{ include "moeserve.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/component: server
+app.kubernetes.io/component: {{ ternary "worker" "server" (eq (default "" .role) "worker") }}
 {{- end }}
 
 {{- define "moeserve.labels" -}}
@@ -30,7 +31,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
 {{- else -}}
-{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{ .Values.image.repository }}:{{ default (ternary (printf "%s-ranks" .Chart.AppVersion) .Chart.AppVersion .Values.ranks.enabled) .Values.image.tag }}
 {{- end }}
 {{- end }}
 
@@ -43,7 +44,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "moeserve.kind" -}}
+{{- if .Values.ranks.enabled -}}
+LeaderWorkerSet
+{{- else -}}
 {{ ternary "StatefulSet" "Deployment" .Values.models.claimPerReplica.enabled }}
+{{- end }}
+{{- end }}
+
+{{- define "moeserve.workloadApi" -}}
+{{ ternary "leaderworkerset.x-k8s.io/v1" "apps/v1" .Values.ranks.enabled }}
+{{- end }}
+
+{{/* The largest number of groups of a LeaderWorkerSet, with those of a rolling update. */}}
+{{- define "moeserve.groups" -}}
+{{- $groups := int (ternary .Values.autoscaling.maxReplicas .Values.replicas .Values.autoscaling.enabled) }}
+{{- $surge := .Values.rollingUpdate.maxSurge }}
+{{- if kindIs "string" $surge }}
+{{- $surge = div (add (mul $groups (trimSuffix "%" $surge | int)) 99) 100 }}
+{{- end }}
+{{- add $groups (int $surge) }}
 {{- end }}
 
 {{- define "moeserve.scheme" -}}
@@ -78,6 +97,9 @@ for readers and ten for an engine that is stuck, and five to spare. */}}
 {{- $_ := set $config "drain-timeout" .Values.drainTimeout }}
 {{- if .Values.apiKeys.existingSecret }}
 {{- $_ := set $config "api-key-file" (printf "/etc/moeserve/keys/%s" .Values.apiKeys.key) }}
+{{- end }}
+{{- if .Values.ranks.enabled }}
+{{- $_ := set $config "ranks" "mpi" }}
 {{- end }}
 {{- if .Values.allowOpen }}
 {{- $_ := set $config "allow-open" true }}
@@ -145,6 +167,23 @@ for readers and ten for an engine that is stuck, and five to spare. */}}
 {{- end }}
 {{- if and .Values.inferencePool.enabled .Values.tls.existingSecret }}
 {{- fail "inferencePool: endpoint pickers reach the pods without TLS; terminate TLS at the Gateway" }}
+{{- end }}
+{{- if .Values.ranks.enabled }}
+{{- if not .Values.ranks.sshKeysSecret }}
+{{- fail "ranks.sshKeysSecret is missing" }}
+{{- end }}
+{{- if ne (len .Values.models.served) 1 }}
+{{- fail "ranks: several pods serve one model; models.served has more" }}
+{{- end }}
+{{- if gt (int .Values.gpu.count) 0 }}
+{{- fail "ranks: only CPUs compute a model together; gpu.count must be 0" }}
+{{- end }}
+{{- if gt (len (include "moeserve.fullname" .)) 44 }}
+{{- fail "ranks: names of pods get too long for labels; fullnameOverride must have at most 44 characters" }}
+{{- end }}
+{{- if and .Values.networkPolicy.enabled (gt (include "moeserve.groups" . | int) 200) }}
+{{- fail "ranks: a release has at most 200 groups, of which each has a network policy" }}
+{{- end }}
 {{- end }}
 {{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) }}
 {{- fail "autoscaling.minReplicas exceeds autoscaling.maxReplicas" }}

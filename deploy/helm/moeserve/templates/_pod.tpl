@@ -27,6 +27,16 @@ timeoutSeconds: {{ .root.Values.probes.timeoutSeconds }}
 failureThreshold: {{ .failures }}
 {{- end }}
 
+{{/* The context for a pod of a LeaderWorkerSet. The arguments: "root", and "role": leader or worker.
+Workers have no ports for clients, so they need no certificates. */}}
+{{- define "moeserve.role" -}}
+{{- $values := deepCopy .root.Values }}
+{{- if eq .role "worker" }}
+{{- $_ := set $values "tls" (dict "existingSecret" "" "clientCa" (dict "existingSecret" "")) }}
+{{- end }}
+{{- dict "role" .role "Values" $values "Chart" (dict "Name" .root.Chart.Name "Version" .root.Chart.Version "AppVersion" .root.Chart.AppVersion) "Release" (dict "Name" .root.Release.Name "Namespace" .root.Release.Namespace "Service" .root.Release.Service) | toJson }}
+{{- end }}
+
 {{/* What describes the pod is in the environment, where `moeserve health` finds it, too. */}}
 {{- define "moeserve.env" -}}
 - name: MOESERVE_HTTP
@@ -59,6 +69,11 @@ failureThreshold: {{ .failures }}
       resource: limits.cpu
       divisor: "1"
 {{- end }}
+{{- if and .role .Values.extraEnv }}
+# Ranks in workers get them from the leader.
+- name: MOESERVE_RANKS_EXPORT
+  value: {{ range $i, $variable := .Values.extraEnv }}{{ if $i }} {{ end }}{{ $variable.name }}{{ end }}
+{{- end }}
 {{- with .Values.extraEnv }}
 {{ toYaml . }}
 {{- end }}
@@ -86,6 +101,13 @@ failureThreshold: {{ .failures }}
 - name: client-ca
   mountPath: /etc/moeserve/client-ca
   readOnly: true
+{{- end }}
+{{- if .role }}
+- name: ssh
+  mountPath: /etc/moeserve/ssh
+  readOnly: true
+- name: shared-memory
+  mountPath: /dev/shm
 {{- end }}
 {{- with .Values.extraVolumeMounts }}
 {{ toYaml . }}
@@ -121,15 +143,26 @@ failureThreshold: {{ .failures }}
     - key: {{ .Values.tls.clientCa.key }}
       path: {{ .Values.tls.clientCa.key }}
 {{- end }}
+{{- if .role }}
+- name: ssh
+  secret:
+    secretName: {{ .Values.ranks.sshKeysSecret }}
+    defaultMode: 0440
+    items:
+    - key: ssh-privatekey
+      path: ssh-privatekey
+- name: shared-memory
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ .Values.ranks.sharedMemory }}
+{{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
 
-{{- define "moeserve.container" -}}
-name: server
-image: {{ include "moeserve.image" . }}
-imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{/* What only a pod has that serves: arguments, environment, ports, probes, hooks. */}}
+{{- define "moeserve.serving" -}}
 args:
 - serve
 - --config
@@ -149,15 +182,51 @@ startupProbe:
   {{- $failures := div (add .Values.probes.startupSeconds .Values.probes.periodSeconds -1) .Values.probes.periodSeconds }}
   {{- include "moeserve.probe" (dict "root" . "path" "/health/ready" "failures" $failures) | nindent 2 }}
 readinessProbe:
-  {{- include "moeserve.probe" (dict "root" . "path" "/health/ready" "failures" .Values.probes.readinessFailures) | nindent 2 }}
+  {{- $failures := int .Values.probes.readinessFailures }}
+  {{- if .role }}
+  # A pod gets no more requests before it is restarted.
+  {{- $failures = min $failures (max 1 (sub .Values.ranks.livenessFailures 1)) }}
+  {{- end }}
+  {{- include "moeserve.probe" (dict "root" . "path" "/health/ready" "failures" $failures) | nindent 2 }}
 livenessProbe:
+  {{- if .role }}
+  {{- include "moeserve.probe" (dict "root" . "path" "/health/live" "failures" .Values.ranks.livenessFailures) | nindent 2 }}
+  # A leader without its ranks has nothing to drain, and mpirun may wait for a lost machine for ever.
+  terminationGracePeriodSeconds: {{ add .Values.preStopSleepSeconds 5 }}
+  {{- else }}
   {{- include "moeserve.probe" (dict "root" . "path" "/health/live" "failures" .Values.probes.livenessFailures) | nindent 2 }}
+  {{- end }}
 {{- if gt (int .Values.preStopSleepSeconds) 0 }}
 lifecycle:
   preStop:
     sleep:
       seconds: {{ .Values.preStopSleepSeconds }}
 {{- end }}
+{{- end }}
+
+{{/* What a worker has instead: sshd, by which the leader starts its rank. If it ends, so does the
+container. */}}
+{{- define "moeserve.working" -}}
+ports:
+- name: ssh
+  containerPort: 2222
+readinessProbe:
+  tcpSocket:
+    port: ssh
+  periodSeconds: {{ .Values.probes.periodSeconds }}
+  timeoutSeconds: {{ .Values.probes.timeoutSeconds }}
+  failureThreshold: {{ .Values.probes.readinessFailures }}
+{{- end }}
+
+{{- define "moeserve.container" -}}
+name: server
+image: {{ include "moeserve.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- with .role }}
+command:
+- /usr/local/lib/moeserve/ranks/{{ . }}.sh
+{{- end }}
+{{ include (ternary "moeserve.working" "moeserve.serving" (eq (default "" .role) "worker")) . | trim }}
 {{- $resources := deepCopy .Values.resources }}
 {{- if gt (int .Values.gpu.count) 0 }}
 {{- $limits := default (dict) (get $resources "limits") }}
@@ -176,7 +245,8 @@ volumeMounts:
 {{- if .Values.topologySpreadConstraints }}
 {{- toYaml .Values.topologySpreadConstraints }}
 {{- else }}
-{{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+{{- /* Workers should be near their leader, so they are not spread over zones. */}}
+{{- range ternary (list "kubernetes.io/hostname") (list "topology.kubernetes.io/zone" "kubernetes.io/hostname") (eq (default "" .role) "worker") }}
 - topologyKey: {{ . }}
   maxSkew: 1
   whenUnsatisfiable: ScheduleAnyway
