@@ -26,6 +26,9 @@ class Leader final : public StepListener, public StorageObserver {
   // Stops observing. Followers must have been stopped before, or they end by their deadline.
   ~Leader() override;
 
+  // To be called before the model is loaded: where this rank gets the experts that are moved to it.
+  void SetSource(const ExpertSource& source) { source_ = source; }
+
   // Announces a placement with the next step. When all ranks have loaded their experts, the step
   // after that uses it. Its version is above that of placement(); it takes the place of one that
   // was announced and is not used yet. Any thread may call this.
@@ -53,7 +56,7 @@ class Leader final : public StepListener, public StorageObserver {
   void PlaceExperts(StepMessage& message);
 
   Exchange& exchange_;
-  const ExpertSource source_;
+  ExpertSource source_;
   std::unique_ptr<MovingExperts> moving_;
   bool all_ready_ = false;  // to use moving_->next()
   mutable Mutex mutex_;

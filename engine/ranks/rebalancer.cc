@@ -39,18 +39,41 @@ void Rebalancer::Run(const std::stop_token& stop) {
 int64_t Rebalancer::RunRound() {
   const auto [placement, busy] = leader_.placement();
   if (placement == nullptr || busy) return 0;
-  auto plan = PlanRebalance(*placement, watch_.loads(), options_.parameters, options_.bytes,
-                            options_.limits);
+  ExpertLoads loads = watch_.loads();
+  {
+    const MutexLock lock(mutex_);
+    Settle();
+    for (const auto& block : refused_) loads.erase(block);
+  }
+  auto plan =
+      PlanRebalance(*placement, loads, options_.parameters, options_.bytes, options_.limits);
   if (!plan.has_value()) return 0;
   const MutexLock lock(mutex_);
-  if (stop_) return 0;
-  leader_.Announce(std::make_shared<const ExpertPlacement>(std::move(plan->placement)));
-  moved_bytes_ += plan->bytes;
+  if (stop_ || announced_ != nullptr) return 0;
+  announced_ = std::make_shared<const ExpertPlacement>(std::move(plan->placement));
+  announced_bytes_ = plan->bytes;
+  leader_.Announce(announced_);
   return plan->bytes;
 }
 
-int64_t Rebalancer::moved_bytes() const {
+void Rebalancer::Settle() {
+  if (announced_ == nullptr) return;
+  const auto [used, busy] = leader_.placement();
+  if (used->version() >= announced_->version()) {
+    moved_bytes_ += announced_bytes_;
+  } else if (busy) {
+    return;
+  } else {
+    for (const auto& [block, holders] : announced_->blocks()) {
+      if (holders != used->holders(block.first, block.second)) refused_.insert(block);
+    }
+  }
+  announced_ = nullptr;
+}
+
+int64_t Rebalancer::moved_bytes() {
   const MutexLock lock(mutex_);
+  Settle();
   return moved_bytes_;
 }
 

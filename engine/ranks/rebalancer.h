@@ -3,8 +3,11 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
+#include <set>
 #include <stop_token>
 #include <thread>
+#include <utility>
 
 #include "absl/time/time.h"
 #include "base/mutex.h"
@@ -38,11 +41,14 @@ class Rebalancer {
   // Plans a round now. Returns how many bytes ranks load for it; 0: there is nothing to gain,
   // another round is under way, or Stop() was called.
   int64_t RunRound();
-  // Returns the sum over all rounds.
-  int64_t moved_bytes() const;
+  // Returns the sum over the rounds that have taken effect.
+  int64_t moved_bytes();
 
  private:
   void Run(const std::stop_token& stop);
+  // Looks what has become of the round that was announced. If ranks have refused it, its blocks
+  // stay as they are from now on, because weights do not change.
+  void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Leader& leader_;
   const LoadWatch& watch_;
@@ -51,6 +57,10 @@ class Rebalancer {
   std::condition_variable_any stopped_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t moved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Of the round that was announced last; null once it has taken effect or was refused.
+  std::shared_ptr<const ExpertPlacement> announced_ ABSL_GUARDED_BY(mutex_);
+  int64_t announced_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::set<std::pair<Stack, int>> refused_ ABSL_GUARDED_BY(mutex_);  // blocks
   std::jthread thread_;
 };
 

@@ -32,7 +32,19 @@ struct OpenedModel {
   std::unique_ptr<Backend> backend;
   Checkpoint checkpoint;
   ModelOptions types;
+  std::unique_ptr<ExpertFiles> expert_files;  // null: experts do not move
 };
+
+Result<std::unique_ptr<ExpertFiles>> OpenExpertFiles(const ModelOptionsText& options) {
+  auto files = std::make_unique<ExpertFiles>();
+  BackendOptions backend = options.backend();
+  backend.threads = 1;
+  MOESERVE_ASSIGN_OR_RETURN(files->backend, CreateBackend(backend));
+  MOESERVE_ASSIGN_OR_RETURN(files->checkpoint,
+                            LoadCheckpoint(options.directory, {.ignored_keys = options.ignored_keys,
+                                                               .predictions = options.draft_mtp}));
+  return files;
+}
 
 Result<OpenedModel> OpenModel(const ModelOptionsText& options, const EngineOptions& engine,
                               ProgressOutput progress, int64_t max_bytes) {
@@ -57,6 +69,10 @@ Result<OpenedModel> OpenModel(const ModelOptionsText& options, const EngineOptio
   }
   MOESERVE_ASSIGN_OR_RETURN(out.types, ResolveDType(options, *out.checkpoint.weights));
   MOESERVE_ASSIGN_OR_RETURN(out.types.tiers, ResolveTiers(options, engine.kv_cache_bytes));
+  const bool several = options.session != nullptr && options.session->ranks() > 1;
+  if (several && options.ranks.rebalance_seconds > 0.0) {
+    MOESERVE_ASSIGN_OR_RETURN(out.expert_files, OpenExpertFiles(options));
+  }
   return out;
 }
 
@@ -84,7 +100,8 @@ Result<std::unique_ptr<Model>> CreateModel(const ModelOptionsText& options, Open
   std::unique_ptr<PackedCache> packed_cache;
   // Before anything can fail, because it needs all ranks.
   if (options.session != nullptr) {
-    MOESERVE_RETURN_IF_ERROR(options.session->Place(checkpoint.spec, opened.types));
+    MOESERVE_RETURN_IF_ERROR(
+        options.session->Place(checkpoint.spec, opened.types, std::move(opened.expert_files)));
   }
   MOESERVE_ASSIGN_OR_RETURN(packed_cache,
                             OpenPackedCache(options, checkpoint.identity, checkpoint.weight_bytes,

@@ -33,7 +33,8 @@ StartFacts ProgramFacts(const ModelOptionsText& options) {
                       {"--kv-cache-dtype", options.kv_cache_dtype},
                       {"--draft-mtp", options.draft_mtp ? "on" : "off"},
                       {"--pooling", options.pooling},
-                      {"--split-head", options.ranks.split_head}};
+                      {"--split-head", options.ranks.split_head},
+                      {"--rebalance", options.ranks.rebalance_seconds > 0.0 ? "on" : "off"}};
   std::string ignored;
   for (const std::string& key : options.ignored_keys) {
     ignored += Concat(ignored.empty() ? "" : " ", Quoted(key));
@@ -86,6 +87,12 @@ void AddRankOptions(CLI::App& app, RankOptions& options) {
                   "With --ranks, without --placement: experts that two processes have, in percent "
                   "of those of a layer, so that each step can choose between them",
                   0, kMostCopiesPercent);
+  AddNumberOption(app, "--rebalance", options.rebalance_seconds,
+                  "With --ranks: seconds between rounds in which processes exchange experts, while "
+                  "the model runs, if their loads have become unequal; 0: experts stay",
+                  0.0, 86400.0);
+  AddNumberOption(app, "--rebalance-mib", options.rebalance_mib,
+                  "MiB of experts that processes load in such a round, all together", 1, 1 << 20);
   app.add_option("--rank-link", options.link_host,
                  "Name or address of the first process by which others connect to it; default: all "
                  "addresses of its machine. Connections are not encrypted");

@@ -30,6 +30,18 @@ void WriteRankMetrics(PrometheusText& text, const RankStatus& status) {
     const double wait = r < exchange.wait_seconds.size() ? exchange.wait_seconds[r] : 0.0;
     text.Sample({{"rank", std::to_string(r)}}, wait);
   }
+  text.Single(
+      "expert_imbalance", "gauge",
+      "Cost of the experts of the most loaded rank / mean of all ranks, in the recent steps "
+      "of a routed layer, mean of the layers; 0 without ranks.",
+      status.expert_imbalance);
+  text.Single("placement_version", "gauge",
+              "Placement of experts on ranks that steps use: 1 at the start, one more after each "
+              "move of experts; 0 without ranks.",
+              status.placement_version);
+  text.Single("placement_moved_bytes_total", "counter",
+              "Bytes of experts that ranks have loaded because they were moved to them.",
+              static_cast<double>(status.moved_bytes));
 }
 
 }  // namespace moeserve::server

@@ -85,6 +85,7 @@ enum class Moves {
   kNone,
   kAlways,      // experts change ranks all the time
   kImpossible,  // they should, but no rank has files to load them from
+  kRefused,     // no rank has files, and the test says when they should
 };
 
 // What the ranks divide beside the experts.
@@ -118,8 +119,8 @@ class RankedEngine {
     ranked->exchange_ = std::make_unique<MessageExchange>(std::move(transports[0]), checked);
     ranked->leader_ =
         std::make_unique<Leader>(*ranked->exchange_, SourceOf(ranked->files_, setting.moves));
-    ranked->moving_ =
-        std::make_unique<MovingLeader>(*ranked->leader_, setting.moves != Moves::kNone);
+    ranked->moving_ = std::make_unique<MovingLeader>(
+        *ranked->leader_, setting.moves == Moves::kAlways || setting.moves == Moves::kImpossible);
     auto engine = TestEngine::Start(SourcePath(model.folder), options, Compute(model), "cpu",
                                     model.quantization, {}, model.predictions,
                                     {.exchange = ranked->exchange_.get(),
@@ -153,7 +154,7 @@ class RankedEngine {
 
  private:
   static ExpertSource SourceOf(const ExpertFiles& files, Moves moves) {
-    if (moves == Moves::kImpossible) return {};
+    if (moves == Moves::kImpossible || moves == Moves::kRefused) return {};
     ExpertSource source = files.source();
     source.waits = moves == Moves::kAlways;
     return source;
@@ -359,6 +360,26 @@ TEST_P(RanksEngineTest, ExpertsOfMappedFilesStay) {
   EXPECT_EQ(ranked->placements(), 1);
 }
 
+// Blocks whose experts a rank could not take are not planned again.
+TEST_P(RanksEngineTest, ARefusedRoundIsNotRepeated) {
+  const auto ranked = RankedEngine::Start(GetParam(), Options(), 2, {.moves = Moves::kRefused});
+  ASSERT_TRUE(ranked->started());
+  const Answers first = OneAfterAnother(ranked->engine());
+  const ExpertSizes parameters = ExpertParameters(ranked->spec());
+  Rebalancer rebalancer(ranked->leader(), ranked->watch(),
+                        {.interval = absl::ZeroDuration(),
+                         .limits = {.imbalance = 1.0, .gain = 0.0},
+                         .parameters = parameters,
+                         .bytes = parameters});
+  size_t rounds = 0;
+  for (; rounds <= parameters.size() && rebalancer.RunRound() > 0; ++rounds) {
+    ExpectSame(OneAfterAnother(ranked->engine()), first);
+  }
+  EXPECT_LE(rounds, parameters.size()) << "each round has a block that no earlier one had";
+  EXPECT_EQ(rebalancer.moved_bytes(), 0);
+  EXPECT_EQ(ranked->placements(), 1);
+}
+
 // The leader moves experts by itself, from what it has counted.
 TEST_P(RanksEngineTest, UnequalRanksAreRebalanced) {
   const auto ranked = RankedEngine::Start(GetParam(), Options(), 2);
@@ -375,7 +396,7 @@ TEST_P(RanksEngineTest, UnequalRanksAreRebalanced) {
                          .parameters = parameters,
                          .bytes = parameters});
   const int64_t moved = rebalancer.RunRound();
-  EXPECT_EQ(rebalancer.moved_bytes(), moved);
+  EXPECT_EQ(rebalancer.moved_bytes(), 0) << "nothing has taken effect";
   if (moved > 0) {
     EXPECT_EQ(rebalancer.RunRound(), 0) << "a round is under way";
   }
@@ -385,6 +406,7 @@ TEST_P(RanksEngineTest, UnequalRanksAreRebalanced) {
     ExpectSame(OneAfterAnother(ranked->engine()), before);
   }
   EXPECT_EQ(ranked->placements(), expected);
+  EXPECT_EQ(rebalancer.moved_bytes(), moved);
   rebalancer.Stop();
   EXPECT_EQ(rebalancer.RunRound(), 0);
 }

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -41,6 +42,11 @@ def without_times(text):
         answer.pop(key)
     answer["usage"].pop("prompt_tokens_details", None)  # depends on what was served before
     return answer
+
+
+def value_of(metrics, name):
+    """The value of a metric without labels."""
+    return float(re.search(f"^moeserve_{name} (.*)$", metrics, re.MULTILINE)[1])
 
 
 def selections(server):
@@ -151,6 +157,47 @@ class ServerTest(unittest.TestCase):
 class Serve(ServerTest):
     def test_answers_and_statistics_are_those_of_one_process(self):
         self.compare_with_one_process()
+
+    def unequal_placement(self):
+        """The path of a file that gives each routed layer's last expert to the last rank, and all
+        others to the first one."""
+        folder = pathlib.Path(self.folder.name)
+        (folder / "text.txt").write_text("The cat sat on the mat. " * 20)
+        file = folder / "placement.json"
+        for words in (("save", folder / "profile", f"{MODELS}/mh-moe", "--text",
+                       folder / "text.txt", "--quiet"),
+                      ("place", folder / "profile", "--model", f"{MODELS}/mh-moe", "--ranks",
+                       RUNS.ranks, "--output", file)):
+            made = run([RUNS.program, "experts", *map(str, words)])
+            self.assertEqual(made.returncode, 0, made.stderr)
+        placement = json.loads(file.read_text())
+        for block in placement["blocks"]:
+            block["holders"] = [[0]] * (len(block["holders"]) - 1) + [[RUNS.ranks - 1]]
+        file.write_text(json.dumps(placement))
+        return file
+
+    def test_answers_stay_the_same_while_experts_move(self):
+        alone = self.start(RUNS.alone("serve", "--model", f"{MODELS}/mh-moe", "--draft-tokens", 0))
+        expected = [without_times(text) for _, text in alone.complete(bodies())]
+        self.assertIn("moeserve_placement_version 0\n", alone.call("/metrics")[1])
+        self.assertEqual(alone.stop(), 0, alone.errors())
+        ranked = self.start_ranked("--draft-tokens", 0, "--rebalance", 1,
+                                   "--placement", self.unequal_placement())
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            found = [without_times(text) for _, text in ranked.complete(bodies())]
+            self.assertEqual(found, expected)
+            metrics = ranked.call("/metrics")[1]
+            if value_of(metrics, "placement_version") >= 2:
+                break
+        self.assertGreaterEqual(value_of(metrics, "placement_version"), 2)
+        self.assertGreater(value_of(metrics, "placement_moved_bytes_total"), 0)
+        self.assertGreaterEqual(value_of(metrics, "expert_imbalance"), 1)
+        self.assertLessEqual(value_of(metrics, "expert_imbalance"), RUNS.ranks)
+        found = [without_times(text) for _, text in ranked.complete(bodies())]
+        self.assertEqual(found, expected)
+        self.assertEqual(ranked.stop(), 0, ranked.errors())
+        self.expect_none_left(ranked)
 
     def test_a_drain_lets_requests_end(self):
         server = self.start_ranked()

@@ -16,6 +16,8 @@ struct RankOptions {
   // copies.
   std::string placement;
   int copies_percent = 0;
+  double rebalance_seconds = 60.0;  // between rounds that move experts; 0: they stay
+  int rebalance_mib = 256;          // that ranks load in a round, all together
 };
 
 }  // namespace moeserve::server

@@ -79,11 +79,18 @@ absl::Status RankSession::Join(StartFacts facts) {
 }
 
 RankSession::~RankSession() {
+  std::unique_ptr<Rebalancer> rebalancer;
+  {
+    const MutexLock lock(mutex_);
+    rebalancer = std::move(rebalancer_);
+  }
+  rebalancer.reset();
   if (!exchange_->status().ok()) {
     link_.reset();
     // The transport would wait for a rank that does not exist any more.
     [[maybe_unused]] MessageExchange* const kept = exchange_.release();
     [[maybe_unused]] Leader* const leader = leader_.release();
+    [[maybe_unused]] ExpertFiles* const files = expert_files_.release();
     return;
   }
   if (leads() && following_) leader_->StopFollowers();
@@ -91,7 +98,8 @@ RankSession::~RankSession() {
   link_.reset();
 }
 
-absl::Status RankSession::Place(const ModelSpec& spec, ModelOptions& options) {
+absl::Status RankSession::Place(const ModelSpec& spec, ModelOptions& options,
+                                std::unique_ptr<ExpertFiles> files) {
   if (placement_.has_value()) {
     return absl::FailedPreconditionError("--ranks: expected one model, found another");
   }
@@ -108,7 +116,24 @@ absl::Status RankSession::Place(const ModelSpec& spec, ModelOptions& options) {
   MOESERVE_ASSIGN_OR_RETURN(placement_, DecodePlacement(text, spec, ranks()));
   options.split_rows = SplitNamed(options_.split_rows);
   options.split_head = SplitNamed(options_.split_head);
-  if (!leads()) follower_ = std::make_unique<Follower>(*exchange_, kStepLimits);
+  expert_files_ = std::move(files);
+  ExpertSource source;
+  if (expert_files_ != nullptr) {
+    WeightSource& weights = *expert_files_->checkpoint.weights;
+    source.weights = &weights;
+    source.backend = expert_files_->backend.get();
+    const DType type = options.compute == DType::kBF16 ? DType::kBF16 : weights.DominantDType();
+    rebalance_ = {.interval = absl::Seconds(options_.rebalance_seconds),
+                  .limits = {.bytes = int64_t{options_.rebalance_mib} << 20},
+                  .parameters = ExpertParameters(spec),
+                  .bytes = ExpertBytes(spec, options.quantization, type)};
+  }
+  if (leads()) {
+    leader_->SetSource(source);
+    options.load_watch = &load_watch_;
+  } else {
+    follower_ = std::make_unique<Follower>(*exchange_, kStepLimits, source);
+  }
   options.exchange = exchange_.get();
   options.placement = &*placement_;
   options.listener = leads() ? static_cast<StepListener*>(leader_.get()) : follower_.get();
@@ -191,6 +216,12 @@ absl::Status RankSession::OpenLink() {
 RankStatus RankSession::Ranks() const {
   RankStatus status;
   status.exchange = exchange_->counts();
+  status.expert_imbalance = load_watch_.imbalance();
+  if (leader_ != nullptr) {
+    const auto placement = leader_->placement().first;
+    if (placement != nullptr) status.placement_version = placement->version();
+  }
+  if (Rebalancer* const moves = rebalancer()) status.moved_bytes = moves->moved_bytes();
   const MutexLock lock(mutex_);
   for (size_t r = 0; r < hosts_.size(); ++r) {
     status.ranks.push_back({.host = hosts_[r], .up = !lost_[r]});
@@ -236,8 +267,21 @@ void RankSession::Lead(std::weak_ptr<Engine> engine) {
   engine_ = std::move(engine);
 }
 
+Rebalancer* RankSession::rebalancer() const {
+  const MutexLock lock(mutex_);
+  return rebalancer_.get();
+}
+
+void RankSession::StopMoves() {
+  if (Rebalancer* const moves = rebalancer()) moves->Stop();
+}
+
 void RankSession::BeginSteps() {
   following_ = true;
+  if (leads() && ranks() > 1 && expert_files_ != nullptr) {
+    const MutexLock lock(mutex_);
+    rebalancer_ = std::make_unique<Rebalancer>(*leader_, load_watch_, rebalance_);
+  }
   MessageExchange::Options options{.timeout = absl::Seconds(options_.timeout_seconds)};
   if (link_ != nullptr) {
     if (leads()) {

@@ -15,7 +15,9 @@
 #include "engine/ranks/follower.h"
 #include "engine/ranks/leader.h"
 #include "engine/ranks/link.h"
+#include "engine/ranks/rebalancer.h"
 #include "kernels/exchange/message_exchange.h"
+#include "model_loaders/checkpoint/loader.h"
 #include "server/commands/ranks/rank_options.h"
 #include "server/commands/ranks/start_facts.h"
 #include "server/metrics/rank_metrics.h"
@@ -24,6 +26,13 @@ namespace moeserve::server {
 
 // The exit status after a rank was lost: EX_TEMPFAIL, by which a supervisor can start all again.
 inline constexpr int kRankLostStatus = 75;
+
+// Where a rank loads experts that are moved to it: its model's checkpoint, opened once more, and a
+// backend of the same instruction set with one thread.
+struct ExpertFiles {
+  std::unique_ptr<Backend> backend;
+  Checkpoint checkpoint;
+};
 
 // Connects the process with the other ranks, from before the model is loaded until the process
 // ends. All ranks call the same functions in the same order.
@@ -42,16 +51,20 @@ class RankSession {
   bool leads() const { return exchange_->rank() == 0; }
   int ranks() const { return exchange_->ranks(); }
   // Places the experts of the model as the leader's options say, and sets what a rank creates its
-  // model with. FailedPrecondition if this is not the first model; else errors of the leader's
-  // file.
-  absl::Status Place(const ModelSpec& spec, ModelOptions& options);
+  // model with. Without `files`, experts stay where they are. FailedPrecondition if this is not the
+  // first model; else errors of the leader's file.
+  absl::Status Place(const ModelSpec& spec, ModelOptions& options,
+                     std::unique_ptr<ExpertFiles> files);
 
   // Compares what the ranks have found: returns OK if all are OK and have equal facts. Otherwise
   // returns the same error on all ranks; but if status() is not OK, what this rank knows.
   absl::Status Agree(const absl::Status& own, StartFacts facts = {});
 
-  // To be called after the last Agree(), before the first step.
+  // To be called after the last Agree(), before the first step. From then on, the leader moves
+  // experts.
   void BeginSteps();
+  // The leader plans no more moves. Any thread may call it.
+  void StopMoves();
   // The leader's: the engine that ends its requests when a rank is lost.
   void Lead(std::weak_ptr<Engine> engine);
   // The leader's: `lost` is called when a rank is lost, by a thread of the link, and not after it
@@ -76,11 +89,15 @@ class RankSession {
   // Returns the texts of all ranks at the leader, nothing at others.
   Result<std::vector<std::string>> GatherTexts(const std::string& own);
   void Lost(int rank, const std::string& reason);
+  Rebalancer* rebalancer() const;
 
   const RankOptions options_;
   const std::string host_;
   std::vector<std::string> hosts_;  // of all ranks; at the leader, after Join()
   std::unique_ptr<MessageExchange> exchange_;
+  std::unique_ptr<ExpertFiles> expert_files_;  // null: experts stay
+  LoadWatch load_watch_;
+  RebalanceOptions rebalance_;
   std::unique_ptr<Leader> leader_;      // null at followers
   std::unique_ptr<Follower> follower_;  // null at the leader
   std::optional<ExpertPlacement> placement_;
@@ -90,6 +107,8 @@ class RankSession {
   std::vector<bool> lost_ ABSL_GUARDED_BY(mutex_);  // [ranks] as the link has told
   std::weak_ptr<Engine> engine_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> on_loss_ ABSL_GUARDED_BY(mutex_);
+  // Null if experts stay. Exists from BeginSteps() on.
+  std::unique_ptr<Rebalancer> rebalancer_ ABSL_GUARDED_BY(mutex_);
 
   std::unique_ptr<Link> link_;  // the last member: its thread uses the others
 };

@@ -374,6 +374,7 @@ absl::Status Serve(const ServeOptions& options, Configuration configuration) {
   std::fflush(stdout);
 
   stop.Wait();
+  if (ranks != nullptr) ranks->StopMoves();
   const bool lost = ranks != nullptr && !ranks->status().ok();
   if (lost) LogError("serve", std::string(ranks->status().message()));
   if (!ShutDown(listeners, context, lost ? 0.0 : options.drain_seconds)) {
