@@ -79,11 +79,11 @@ Result<RunningModel> StartModel(
     const std::function<absl::Status(const LoadedWeights&, EngineOptions&)>& adjust,
     std::optional<ProgressOutput> output, int64_t max_bytes) {
   const ProgressOutput progress = output.value_or(options.progress());
+  RunningModel out;  // the first variable, because its backend must outlive the models
   MOESERVE_ASSIGN_OR_RETURN(ModelParts parts, LoadModelParts(options, engine, progress, max_bytes));
   Checkpoint& checkpoint = parts.checkpoint;
   std::unique_ptr<Model> model = std::move(parts.model);
   const ModelOptions& model_options = parts.types;
-  RunningModel out;
   out.backend = std::move(parts.backend);
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> draft_model,
                             LoadDraftModel(options, engine.draft.max_tokens, *checkpoint.tokenizer,
