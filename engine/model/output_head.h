@@ -8,6 +8,7 @@
 #include "engine/spec/spec.h"
 #include "engine/step/workspace.h"
 #include "engine/weights/load_weights.h"
+#include "kernels/exchange/exchange.h"
 
 namespace moeserve {
 
