@@ -69,7 +69,7 @@ def owner_sum_bytes(model, ranks, tokens=1):
 
 
 def leader_bytes(model, ranks, tokens=1):
-    """The same if the leader computes all but the experts (not implemented)."""
+    """The same in a layout for comparison: the leader computes all but the experts."""
     per_rank = model.experts // ranks
     none = math.comb(model.experts - per_rank, model.chosen) / math.comb(model.experts,
                                                                         model.chosen)
@@ -78,7 +78,7 @@ def leader_bytes(model, ranks, tokens=1):
 
 
 def divided_token_bytes(model, ranks, tokens=1):
-    """The same if tokens and experts are divided (not implemented)."""
+    """The same in a layout for comparison: tokens and experts are divided."""
     per_rank = model.experts // ranks
     none = math.comb(model.experts - per_rank, model.chosen) / math.comb(model.experts,
                                                                         model.chosen)
