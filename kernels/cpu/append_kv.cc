@@ -4,7 +4,7 @@
 
 #include "kernels/base/int8_cache.h"
 #include "kernels/cpu/attention.h"
-#include "kernels/cpu/kv_cache.h"
+#include "kernels/cpu/storage/kv_cache.h"
 
 namespace moeserve::cpu {
 namespace {

@@ -14,7 +14,7 @@
 #include <span>
 
 #include "base/check.h"
-#include "kernels/cpu/kv_cache.h"
+#include "kernels/cpu/storage/kv_cache.h"
 
 namespace moeserve::cpu {
 namespace {

@@ -8,7 +8,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/isa/isa.h"
 #include "kernels/cpu/isa/kernel_table.h"
-#include "kernels/cpu/packed_bank.h"
+#include "kernels/cpu/weights/packed_bank.h"
 #include "kernels/cpu/workers.h"
 
 namespace moeserve::cpu {

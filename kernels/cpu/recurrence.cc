@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/cpu/state_slots.h"
 #include "kernels/cpu/states.h"
+#include "kernels/cpu/storage/state_slots.h"
 
 namespace moeserve::cpu {
 namespace {

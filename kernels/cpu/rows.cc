@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/cpu/packed_bank.h"
+#include "kernels/cpu/weights/packed_bank.h"
 
 namespace moeserve::cpu {
 namespace {

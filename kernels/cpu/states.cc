@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/cpu/state_slots.h"
+#include "kernels/cpu/storage/state_slots.h"
 
 namespace moeserve::cpu {
 namespace {

@@ -23,9 +23,9 @@ set(parts
   engine/statistics/statistic_list.cc
   engine/statistics/token_expert_counts.cc
   engine/validate_request.cc
-  kernels/cpu/packed_bank.cc
+  kernels/cpu/weights/packed_bank.cc
   kernels/cpu/thread_pool.cc
-  kernels/cpu/weight_memory.cc
+  kernels/cpu/weights/weight_memory.cc
   model_loaders/profiles/npy_writer.cc
   model_loaders/profiles/profile_file.cc
   server/base/api_error.cc

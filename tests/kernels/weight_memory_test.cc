@@ -1,6 +1,6 @@
 // Memory for weights: every part is zeroed, aligned and of its own, and lives as long as its owner.
 
-#include "kernels/cpu/weight_memory.h"
+#include "kernels/cpu/weights/weight_memory.h"
 
 #include <gtest/gtest.h>
 

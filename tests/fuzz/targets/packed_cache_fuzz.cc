@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "engine/weights/packed_cache.h"
-#include "kernels/cpu/packed_bank.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/weights/packed_bank.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace moeserve {

@@ -1,4 +1,4 @@
-#include "kernels/cpu/weight_memory.h"
+#include "kernels/cpu/weights/weight_memory.h"
 
 #include <algorithm>
 #include <utility>

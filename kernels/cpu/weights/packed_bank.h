@@ -10,7 +10,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/isa/kernel_table.h"
 #include "kernels/cpu/thread_pool.h"
-#include "kernels/cpu/weight_memory.h"
+#include "kernels/cpu/weights/weight_memory.h"
 #include "kernels/movable_experts.h"
 
 namespace moeserve::cpu {

@@ -1,4 +1,4 @@
-#include "kernels/cpu/kv_cache.h"
+#include "kernels/cpu/storage/kv_cache.h"
 
 #include <cstring>
 #include <utility>

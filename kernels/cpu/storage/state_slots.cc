@@ -1,4 +1,4 @@
-#include "kernels/cpu/state_slots.h"
+#include "kernels/cpu/storage/state_slots.h"
 
 #include <algorithm>
 #include <cstring>

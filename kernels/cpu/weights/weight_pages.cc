@@ -1,4 +1,4 @@
-#include "kernels/cpu/weight_pages.h"
+#include "kernels/cpu/weights/weight_pages.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

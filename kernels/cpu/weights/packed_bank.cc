@@ -1,4 +1,4 @@
-#include "kernels/cpu/packed_bank.h"
+#include "kernels/cpu/weights/packed_bank.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
