@@ -135,6 +135,7 @@ Result<ModelParts> LoadModelParts(const ModelOptionsText& options, const EngineO
   if (session != nullptr) {
     MOESERVE_RETURN_IF_ERROR(
         session->Agree(opened.status(), opened.ok() ? ModelFacts(*opened) : StartFacts()));
+    MOESERVE_RETURN_IF_ERROR(session->ConnectDevices());
   }
   MOESERVE_RETURN_IF_ERROR(opened.status());
   Result<std::unique_ptr<Model>> model = CreateModel(options, *opened, progress);

@@ -43,9 +43,11 @@ StartFacts ProgramFacts(const ModelOptionsText& options) {
   return facts;
 }
 
-// Returns the exit status. Of an error that all ranks return, only the leader prints it.
+// Returns the exit status. Of an error that all ranks return, only the leader prints it, unless the
+// ranks have logs of their own.
 int FailOnce(const RankSession& session, const absl::Status& status) {
-  return session.leads() || !session.status().ok() ? Fail(status) : 1;
+  const bool prints = session.leads() || session.logs_alone() || !session.status().ok();
+  return prints ? Fail(status) : 1;
 }
 
 // Loads the part of the model and runs the leader's steps until it stops.
@@ -64,8 +66,19 @@ int FollowModel(const ModelOptionsText& options) {
 void AddRankOptions(CLI::App& app, RankOptions& options) {
   AddChoiceOption(app, "--ranks", options.transport,
                   "Compute one model by several processes, each with a part of the experts; all "
-                  "are started with the same options. mpi: by mpirun, with Open MPI",
-                  {"off", "mpi"});
+                  "are started with the same options. mpi: by mpirun, with Open MPI; tcp: one by "
+                  "one, with --rank, --of, --rank-link and --rank-key-file; nccl: the same, with "
+                  "--device cuda and results exchanged by NCCL, which has not run on GPUs yet",
+                  {"off", "mpi", "tcp", "nccl"});
+  AddNumberOption(app, "--rank", options.rank,
+                  "With --ranks tcp or nccl: the number of this process, from 0; process 0 answers "
+                  "requests",
+                  0, kMaxRanks - 1);
+  AddNumberOption(app, "--of", options.of, "With --ranks tcp or nccl: the number of processes", 1,
+                  kMaxRanks);
+  app.add_option("--rank-key-file", options.key_file,
+                 "With --ranks tcp or nccl: file with a key of 16 or more random characters, the "
+                 "same for all processes");
   AddNumberOption(app, "--rank-timeout", options.timeout_seconds,
                   "Seconds after which a process that others wait for in a step is lost, and with "
                   "it the service",
@@ -93,16 +106,17 @@ void AddRankOptions(CLI::App& app, RankOptions& options) {
                   0.0, 86400.0);
   AddNumberOption(app, "--rebalance-mib", options.rebalance_mib,
                   "MiB of experts that processes load in such a round, all together", 1, 1 << 20);
-  app.add_option("--rank-link", options.link_host,
-                 "Name or address of the first process by which others connect to it; default: all "
-                 "addresses of its machine. Connections are not encrypted");
+  app.add_option("--rank-link", options.link,
+                 "With --ranks tcp or nccl: HOST:PORT at which process 0 listens and others "
+                 "connect to it. With --ranks mpi: name or address of the first process; default: "
+                 "all addresses of its machine. Connections are not encrypted");
 }
 
 int RunWithRanks(ModelOptionsText& options, const std::function<int()>& run) {
   if (options.ranks.transport == "off") return run();
   // mpirun passes SIGUSR1 on: it ends nothing, unless the command handles it.
   signal(SIGUSR1, SIG_IGN);
-  auto session = RankSession::Open(options.ranks);
+  auto session = RankSession::Open(options.ranks, options.device);
   if (!session.ok()) return Fail(session.status());
   options.session = session->get();
   const absl::Status joined = options.session->Join(ProgramFacts(options));

@@ -205,6 +205,8 @@ def write(out):
         b"\1" + struct.pack("<I", 0) + text(b"") + text(b"host") + struct.pack("<I", 1) +
         text(b"version") + text(b"1"))
     (out / "rank_messages/step").write_bytes(bytes(200))
+    (out / "rank_messages/greeting").write_bytes(b"\2" + bytes(4 * 4 + 64 + 32 + 32))
+    (out / "rank_messages/addresses").write_bytes(b"\2" + b"10.0.0.1 5\n")
     for target in ("pickle", "torch"):
         (out / target / "state").write_bytes(state_dict())
 

@@ -6,10 +6,17 @@
 namespace moeserve::server {
 
 struct RankOptions {
-  std::string transport = "off";  // --ranks: "off" or "mpi"
+  std::string transport = "off";  // --ranks: "off", "mpi", "tcp" or "nccl"
+  // With "tcp" and "nccl": the number of this process, how many there are, and a file with what all
+  // know and nobody else. -1, 0 and empty: not given.
+  int rank = -1;
+  int of = 0;
+  std::string key_file;
   double timeout_seconds = 10.0;
   double start_seconds = 1800.0;
-  std::string link_host;            // empty: all addresses of the leader's machine
+  // With "mpi", the address of the leader's machine for the link; empty: all addresses. Otherwise
+  // HOST:PORT at which the leader listens.
+  std::string link;
   std::string split_rows = "auto";  // a SplitChoice
   std::string split_head = "auto";
   // The leader's: a file of a placement. Empty: experts are placed with uniform loads and so many

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <climits>
 #include <cstdint>
 #include <cstdio>
 #include <new>
@@ -12,7 +11,6 @@
 #include "base/check.h"
 #include "base/error_text.h"
 #include "engine/weights/place_experts.h"
-#include "kernels/exchange/mpi_transport.h"
 #include "model_loaders/profiles/placement_file.h"
 
 namespace moeserve::server {
@@ -26,11 +24,6 @@ constexpr absl::Duration kConnectTime = absl::Seconds(30);
 // As much as options of the engine allow.
 constexpr StepLimits kStepLimits{
     .tokens = 1 << 20, .sequences = 1 << 20, .pages = 1 << 24, .changes = 1 << 24};
-
-std::string HostName() {
-  char name[HOST_NAME_MAX + 1] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? std::string(name) : "unknown";
-}
 
 SplitChoice SplitNamed(std::string_view name) {
   return name == "on" ? SplitChoice::kOn : name == "off" ? SplitChoice::kOff : SplitChoice::kAuto;
@@ -49,21 +42,22 @@ std::span<char> BytesOf(uint64_t& value) {
 
 }  // namespace
 
-RankSession::RankSession(const RankOptions& options, std::unique_ptr<Transport> transport)
+RankSession::RankSession(const RankOptions& options, OpenedExchange opened)
     : options_(options),
       host_(HostName()),
-      exchange_(std::make_unique<MessageExchange>(
-          std::move(transport),
-          MessageExchange::Options{.timeout = absl::Seconds(options.start_seconds)})) {
+      link_host_(std::move(opened.link_host)),
+      opened_(std::move(opened.status)),
+      open_facts_(std::move(opened.facts)),
+      exchange_(std::move(opened.exchange)) {
   if (leads()) leader_ = std::make_unique<Leader>(*exchange_);
   const MutexLock lock(mutex_);
   lost_.resize(static_cast<size_t>(ranks()));
 }
 
-Result<std::unique_ptr<RankSession>> RankSession::Open(const RankOptions& options) {
-  auto transport = OpenMpiTransport(MpiTransportPath());
-  if (!transport.ok()) return Prefixed("--ranks mpi: ", transport.status());
-  return std::unique_ptr<RankSession>(new RankSession(options, *std::move(transport)));
+Result<std::unique_ptr<RankSession>> RankSession::Open(const RankOptions& options,
+                                                       const std::string& device) {
+  MOESERVE_ASSIGN_OR_RETURN(OpenedExchange opened, OpenExchange(options, device));
+  return std::unique_ptr<RankSession>(new RankSession(options, std::move(opened)));
 }
 
 absl::Status RankSession::Join(StartFacts facts) {
@@ -75,7 +69,13 @@ absl::Status RankSession::Join(StartFacts facts) {
   MOESERVE_ASSIGN_OR_RETURN(hosts_, GatherTexts(host_));
   exchange_->SetNames(hosts_);
   const absl::Status linked = OpenLink();
-  return Agree(linked, std::move(facts));
+  facts.insert(facts.end(), open_facts_.begin(), open_facts_.end());
+  return Agree(opened_.ok() ? linked : opened_, std::move(facts));
+}
+
+absl::Status RankSession::ConnectDevices() {
+  if (!exchange_->reads_device_memory()) return absl::OkStatus();
+  return Agree(exchange_->ConnectDevices());
 }
 
 RankSession::~RankSession() {
@@ -189,7 +189,7 @@ absl::Status RankSession::OpenLink() {
   absl::Status listening;
   std::string invitation;
   if (leads()) {
-    auto link = Link::Listen(options_.link_host, ranks(), {});
+    auto link = Link::Listen(link_host_, ranks(), {});
     listening = link.status();
     if (link.ok()) {
       link_ = *std::move(link);

@@ -18,6 +18,7 @@
 #include "engine/ranks/rebalancer.h"
 #include "kernels/exchange/message_exchange.h"
 #include "model_loaders/checkpoint/loader.h"
+#include "server/commands/ranks/open_exchange.h"
 #include "server/commands/ranks/rank_options.h"
 #include "server/commands/ranks/start_facts.h"
 #include "server/metrics/rank_metrics.h"
@@ -41,13 +42,16 @@ struct ExpertFiles {
 // loses a follower, the engine ends all requests, and status() is not OK.
 class RankSession {
  public:
-  // Opens the transport.
-  static Result<std::unique_ptr<RankSession>> Open(const RankOptions& options);
+  // Connects with the other ranks. `device` is that of the backend. Errors as OpenExchange().
+  static Result<std::unique_ptr<RankSession>> Open(const RankOptions& options,
+                                                   const std::string& device);
   // Opens the link and compares `facts`. To be called once, before all others. Errors as Agree().
   absl::Status Join(StartFacts facts);
   // The leader's: stops the followers, unless a rank was lost. The engine must have been destroyed.
   ~RankSession();
 
+  // Whether each rank has a log of its own, so that it must print errors that all have.
+  bool logs_alone() const { return options_.transport != "mpi"; }
   bool leads() const { return exchange_->rank() == 0; }
   int ranks() const { return exchange_->ranks(); }
   // Places the experts of the model as the leader's options say, and sets what a rank creates its
@@ -59,6 +63,10 @@ class RankSession {
   // Compares what the ranks have found: returns OK if all are OK and have equal facts. Otherwise
   // returns the same error on all ranks; but if status() is not OK, what this rank knows.
   absl::Status Agree(const absl::Status& own, StartFacts facts = {});
+
+  // To be called by all ranks once they have agreed to have a backend: connects the devices if
+  // gathers read their memory. Errors as Agree().
+  absl::Status ConnectDevices();
 
   // To be called after the last Agree(), before the first step. From then on, the leader moves
   // experts.
@@ -80,7 +88,7 @@ class RankSession {
   absl::Status status() const { return exchange_->status(); }
 
  private:
-  RankSession(const RankOptions& options, std::unique_ptr<Transport> transport);
+  RankSession(const RankOptions& options, OpenedExchange opened);
 
   absl::Status OpenLink();
   Result<ExpertPlacement> ChoosePlacement(const ModelSpec& spec) const;
@@ -93,6 +101,9 @@ class RankSession {
 
   const RankOptions options_;
   const std::string host_;
+  const std::string link_host_;
+  const absl::Status opened_;       // what keeps this rank from computing
+  const StartFacts open_facts_;     // that Join() adds
   std::vector<std::string> hosts_;  // of all ranks; at the leader, after Join()
   std::unique_ptr<MessageExchange> exchange_;
   std::unique_ptr<ExpertFiles> expert_files_;  // null: experts stay

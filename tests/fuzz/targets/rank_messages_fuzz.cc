@@ -1,14 +1,50 @@
-// What ranks send to each other: announcements of steps and reports at the start. The first byte
-// selects which one follows.
+// What ranks send to each other: announcements of steps, reports at the start, and what processes
+// tell when they meet. The first byte selects which one follows.
 
 #include "engine/ranks/step_message.h"
+#include "kernels/exchange/tcp/meeting_messages.h"
 #include "server/commands/ranks/start_facts.h"
 #include "tests/fuzz/fuzz.h"
+
+namespace moeserve {
+namespace {
+
+// Messages of a meeting come from anybody; a proof is checked only after they were parsed.
+void ReadMeetingMessages(std::string_view input) {
+  const std::string nonce(kNonceBytes, 'n');
+  const auto hello = ParseHello(input);
+  if (hello.ok()) {
+    testing::CountAccepted();
+    MOESERVE_CHECK(!HelloIsProven(input, "key", nonce), "nobody guesses a proof");
+    const auto again = ParseHello(SerializeHello(*hello, "key", nonce));
+    MOESERVE_CHECK(again.ok() && again->host == hello->host && again->rank == hello->rank,
+                   "a greeting that is written can be read");
+  }
+  const auto size = AnswerBytes(input);
+  MOESERVE_CHECK(!size.ok() || *size <= kMostAnswerText + kAnswerHeaderBytes + kProofBytes,
+                 "answers are bounded");
+  const auto answer = ParseAnswer(input, "key", nonce);
+  MOESERVE_CHECK(!answer.ok() || answer->other_key, "nobody guesses a proof");
+  static_cast<void>(ParseChallenge(input));
+  for (const size_t count : {size_t{0}, size_t{1}, size_t{3}}) {
+    const auto addresses = ParseAddresses(input, count);
+    if (!addresses.ok()) continue;
+    testing::CountAccepted();
+    MOESERVE_CHECK(addresses->size() == count, "an address for each rank");
+  }
+}
+
+}  // namespace
+}  // namespace moeserve
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace moeserve;  // NOLINT(google-build-using-namespace)
   if (size == 0) return 0;
   const std::string_view input = testing::Text(data + 1, size - 1);
+  if (data[0] % 4 == 2) {
+    ReadMeetingMessages(input);
+    return 0;
+  }
   if (data[0] % 2 == 1) {
     const auto report = server::ParseStartReport(input);
     if (!report.ok()) return 0;
