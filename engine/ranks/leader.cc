@@ -30,6 +30,7 @@ void Leader::AdvancesState(uint64_t storage, int32_t from, int rows, int32_t to)
 
 void Leader::Drops(uint64_t storage) {
   caches_.erase(storage);
+  tables_.erase(storage);
   states_.erase(storage);
   changes_.push_back({.kind = StorageChange::Kind::kDrop, .storage = storage});
 }
@@ -84,6 +85,7 @@ void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache
                         const PredictionSources& sources, const StepDivision& division) {
   if (caches_.emplace(cache.id(), &cache).second) {
     cache.SetObserver(this);
+    tables_.emplace(cache.id(), PageTables(cache.num_tables()));
     StorageChange change{.kind = StorageChange::Kind::kNewCache, .storage = cache.id()};
     change.values = {static_cast<int32_t>(cache.type()), kind == StepKind::kPredict ? 1 : 0, 0};
     for (int t = 0; t < cache.num_tables(); ++t) change.sizes.push_back(cache.num_pages(t));
@@ -115,9 +117,7 @@ void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache
                       .divide_rows = division.rows};
   if (division.head) message.logit_rows = batch.logit_rows;
   PlaceExperts(message);
-  for (const std::span<const int32_t> table : batch.page_tables) {
-    message.page_tables.emplace_back(table.begin(), table.end());
-  }
+  message.page_tables = tables_.at(cache.id()).Follow(batch.page_tables);
   for (const RoutingControl* control : batch.controls) {
     message.controls.push_back(control == nullptr ? std::nullopt
                                                   : std::optional(control->change()));

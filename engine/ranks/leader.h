@@ -67,6 +67,7 @@ class Leader final : public StepListener, public StorageObserver {
   std::vector<StorageChange> changes_;  // since the last step
   std::map<uint64_t, KvCacheStorage*> caches_;
   std::map<uint64_t, StateStorage*> states_;
+  std::map<uint64_t, PageTables> tables_;  // of caches_
 };
 
 }  // namespace moeserve
