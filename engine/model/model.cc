@@ -54,6 +54,11 @@ class KeptRows {
 // Returns null if the device cannot move experts.
 MovableExperts* Movable(LinearBank* bank) { return dynamic_cast<MovableExperts*>(bank); }
 
+SplitChoice OwnerSumsOf(const ModelOptions& options, Backend& backend) {
+  const bool possible = options.exchange != nullptr && backend.rank_ops()->scatters();
+  return possible ? options.owner_sums : SplitChoice::kOff;
+}
+
 bool DividesHead(const ModelSpec& spec, const ModelOptions& options) {
   if (options.exchange == nullptr || !HasVocabulary(spec.head.kind)) return false;
   if (options.split_head != SplitChoice::kAuto) return options.split_head == SplitChoice::kOn;
@@ -195,7 +200,8 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   share_ = {.exchange = options.exchange,
             .placement = options.placement,
             .watch = options.load_watch,
-            .divide_head = divides_head};
+            .divide_head = divides_head,
+            .owner_sums = OwnerSumsOf(options, backend)};
   if (share_.exchange != nullptr) load.ranks = &share_;
   load.files_in_use = &files_in_use_;
   load.tiers = &tiers_;
@@ -558,6 +564,10 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
     MOESERVE_CHECK(options.placement != nullptr, "a placement of the experts on the ranks");
     if (backend.rank_ops() == nullptr) {
       return absl::UnimplementedError(Concat("ranks: expected device cpu, found ", backend.name()));
+    }
+    if (options.owner_sums == SplitChoice::kOn && !backend.rank_ops()->scatters()) {
+      return absl::UnimplementedError(
+          Concat("owner sums: expected device cpu, found ", backend.name()));
     }
   }
   auto impl = std::make_unique<Impl>(spec, options, backend);

@@ -21,9 +21,6 @@
 
 namespace moeserve {
 
-// Whether ranks divide what could also be computed by each of them.
-enum class SplitChoice : uint8_t { kAuto, kOn, kOff };
-
 struct ModelOptions {
   DType compute = DType::kF32;  // kF32 or kBF16: the type of the inputs of matrix products
   // If not kNone, the matrices of experts and projections are stored as integers of this type, an
@@ -47,6 +44,10 @@ struct ModelOptions {
   // kAuto: if there are several ranks and the head has a matrix of its own. With kOn and tied
   // embeddings, a rank has both the whole matrix and its range.
   SplitChoice split_head = SplitChoice::kAuto;
+  // Whether a rank gets the results of the experts for its rows only, adds them, and gathers the
+  // sums, instead of getting and adding all results. kAuto: where OwnersAdd()
+  // (layers/routed/owner_sums.h) says so, if the backend's RankOps::scatters().
+  SplitChoice owner_sums = SplitChoice::kAuto;
   // Of experts that are read from the files of a packed cache.
   TierOptions tiers = {};
   // Takes part in all steps; must outlive the model. Null: nobody does.

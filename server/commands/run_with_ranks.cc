@@ -34,6 +34,7 @@ StartFacts ProgramFacts(const ModelOptionsText& options) {
                       {"--draft-mtp", options.draft_mtp ? "on" : "off"},
                       {"--pooling", options.pooling},
                       {"--split-head", options.ranks.split_head},
+                      {"--owner-sums", options.ranks.owner_sums},
                       {"--rebalance", options.ranks.rebalance_seconds > 0.0 ? "on" : "off"}};
   std::string ignored;
   for (const std::string& key : options.ignored_keys) {
@@ -79,6 +80,11 @@ void AddRankOptions(CLI::App& app, RankOptions& options) {
   AddChoiceOption(app, "--split-head", options.split_head,
                   "With --ranks: whether each process computes a part of the vocabulary; auto: if "
                   "the head is not the embedding matrix",
+                  {"auto", "on", "off"});
+  AddChoiceOption(app, "--owner-sums", options.owner_sums,
+                  "With --ranks: whether each process adds the results of experts for its share of "
+                  "the rows only, and gets the sums of the others; auto: in steps in which that "
+                  "sends clearly fewer bytes",
                   {"auto", "on", "off"});
   app.add_option("--placement", options.placement,
                  "With --ranks: file of moeserve experts place, read by the first process, that "

@@ -116,6 +116,7 @@ absl::Status RankSession::Place(const ModelSpec& spec, ModelOptions& options,
   MOESERVE_ASSIGN_OR_RETURN(placement_, DecodePlacement(text, spec, ranks()));
   options.split_rows = SplitNamed(options_.split_rows);
   options.split_head = SplitNamed(options_.split_head);
+  options.owner_sums = SplitNamed(options_.owner_sums);
   expert_files_ = std::move(files);
   ExpertSource source;
   if (expert_files_ != nullptr) {
