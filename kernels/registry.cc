@@ -10,15 +10,26 @@
 namespace moeserve {
 namespace {
 
-std::map<std::string, BackendFactory>& RegisteredDevices() {
-  static auto* const devices = new std::map<std::string, BackendFactory>;
+struct RegisteredDevice {
+  BackendFactory factory;
+  StreamQuery query;
+};
+
+std::map<std::string, RegisteredDevice>& RegisteredDevices() {
+  static auto* const devices = new std::map<std::string, RegisteredDevice>;
   return *devices;
 }
 
 }  // namespace
 
-void RegisterDevice(const std::string& name, BackendFactory factory) {
-  RegisteredDevices()[name] = factory;
+void RegisterDevice(const std::string& name, BackendFactory factory, StreamQuery query) {
+  RegisteredDevices()[name] = {.factory = factory, .query = query};
+}
+
+StreamQuery StreamQueryOf(const std::string& device) {
+  const auto registered = RegisteredDevices().find(device);
+  if (registered != RegisteredDevices().end()) return registered->second.query;
+  return device == "cuda" ? cuda::StreamIsIdle : nullptr;
 }
 
 Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options) {
@@ -31,7 +42,7 @@ Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options) {
                                       ": expected device cuda, found cpu");
   }
   const auto registered = RegisteredDevices().find(options.device);
-  if (registered != RegisteredDevices().end()) return registered->second(options);
+  if (registered != RegisteredDevices().end()) return registered->second.factory(options);
   if (options.device == "cuda") return cuda::CreateDevice(options);
   if (options.device != "cpu") {
     return absl::InvalidArgumentError("device '" + options.device + "': expected cpu or cuda");

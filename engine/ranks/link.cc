@@ -1,12 +1,10 @@
 #include "engine/ranks/link.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -24,6 +22,7 @@
 #include "base/check.h"
 #include "base/error_text.h"
 #include "base/steady_clock.h"
+#include "kernels/exchange/tcp/sockets.h"
 
 namespace moeserve {
 namespace {
@@ -36,8 +35,6 @@ constexpr size_t kMostStrangers = 256;
 constexpr absl::Duration kHelloTime = absl::Seconds(2);
 constexpr absl::Duration kConnectTime = absl::Seconds(2);
 constexpr absl::Duration kBetweenAttempts = absl::Milliseconds(100);
-
-std::string SystemError() { return std::strerror(errno); }
 
 // Returns 64 random hexadecimal digits; empty if the system has none.
 std::string RandomKey() {
@@ -92,28 +89,6 @@ bool TakeMessage(std::string& bytes, std::optional<std::pair<LinkMessage, std::s
   return true;
 }
 
-int Milliseconds(absl::Duration d) {
-  return static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(d) + 1, 0, 60'000));
-}
-
-// Waits until the descriptor has one of `events`. False after `timeout`.
-bool WaitFor(int fd, short events, absl::Duration timeout) {
-  const absl::Time deadline = SteadyNow() + timeout;
-  for (;;) {
-    pollfd waited{.fd = fd, .events = events, .revents = 0};
-    const int found = poll(&waited, 1, Milliseconds(deadline - SteadyNow()));
-    if (found > 0) return true;
-    if (found == 0 || errno != EINTR) return false;
-  }
-}
-
-void SetOptions(int fd) {
-  const int on = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-  fcntl(fd, F_SETFD, FD_CLOEXEC);
-}
-
 // Returns the addresses of this machine by which others may reach it, those of its loop last.
 std::vector<std::string> OwnAddresses() {
   std::vector<std::string> near, far;
@@ -133,77 +108,6 @@ std::vector<std::string> OwnAddresses() {
   freeifaddrs(list);
   far.insert(far.end(), near.begin(), near.end());
   return far;
-}
-
-// Calls `use` with each address of a name until it returns true. Returns the reason if there is no
-// address, or if `use` has returned false for all.
-std::string EachAddress(const std::string& host, int port, int flags,
-                        const std::function<bool(const addrinfo&)>& use) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags;
-  addrinfo* found = nullptr;
-  const std::string service = std::to_string(port);
-  const int error =
-      getaddrinfo(host.empty() ? nullptr : host.c_str(), service.c_str(), &hints, &found);
-  if (error != 0) return gai_strerror(error);
-  bool used = false;
-  std::string reason;
-  for (const addrinfo* at = found; at != nullptr && !used; at = at->ai_next) {
-    used = use(*at);
-    if (!used) reason = SystemError();
-  }
-  freeaddrinfo(found);
-  return used ? "" : reason;
-}
-
-// Returns a socket that listens on an address, or one without a descriptor. `port` becomes its
-// port.
-Descriptor ListenAt(const addrinfo& address, int& port) {
-  Descriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (socket.get() < 0) return Descriptor(-1);
-  const int on = 1;
-  if (address.ai_family == AF_INET6) {
-    setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
-  }
-  sockaddr_storage bound{};
-  std::memcpy(&bound, address.ai_addr, address.ai_addrlen);
-  // Both families listen on one port, the one that the first got.
-  auto& number = address.ai_family == AF_INET ? reinterpret_cast<sockaddr_in&>(bound).sin_port
-                                              : reinterpret_cast<sockaddr_in6&>(bound).sin6_port;
-  number = htons(static_cast<uint16_t>(port));
-  socklen_t size = address.ai_addrlen;
-  if (bind(socket.get(), reinterpret_cast<sockaddr*>(&bound), size) != 0 ||
-      listen(socket.get(), 64) != 0 ||
-      getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
-    return Descriptor(-1);
-  }
-  port = ntohs(number);
-  SetOptions(socket.get());
-  return socket;
-}
-
-// Returns a connection, or one without a descriptor, with the reason in errno.
-Descriptor ConnectTo(const addrinfo& address, absl::Duration timeout) {
-  Descriptor socket(
-      ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
-  if (socket.get() < 0) return Descriptor(-1);
-  if (connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0) {
-    if (errno != EINPROGRESS) return Descriptor(-1);
-    if (!WaitFor(socket.get(), POLLOUT, timeout)) {
-      errno = ETIMEDOUT;
-      return Descriptor(-1);
-    }
-    int error = 0;
-    socklen_t size = sizeof(error);
-    getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-    if (error != 0) {
-      errno = error;
-      return Descriptor(-1);
-    }
-  }
-  SetOptions(socket.get());
-  return socket;
 }
 
 }  // namespace
@@ -281,11 +185,11 @@ absl::Status Link::Accept(absl::Duration timeout) {
     for (const Descriptor& listener : listeners_) waited.push_back({listener.get(), POLLIN, 0});
     for (const auto& [peer, until] : strangers) waited.push_back({peer->socket.get(), POLLIN, 0});
     poll(waited.data(), waited.size(),
-         Milliseconds(std::min(deadline - now, absl::Milliseconds(500))));
+         PollMilliseconds(std::min(deadline - now, absl::Milliseconds(500))));
     for (const Descriptor& listener : listeners_) {
       Descriptor socket(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (socket.get() < 0 || strangers.size() >= kMostStrangers) continue;
-      SetOptions(socket.get());
+      SetSocketOptions(socket.get());
       strangers.emplace_back(std::make_unique<Peer>(-1, std::move(socket)), now + kHelloTime);
     }
     for (auto& [peer, until] : strangers) {
@@ -348,7 +252,7 @@ Result<std::unique_ptr<Link>> Link::Connect(std::string_view invitation, int ran
       char answer[kLinkHeaderBytes];
       if (socket.has_value() &&
           send(socket->get(), hello.data(), hello.size(), MSG_NOSIGNAL) == std::ssize(hello) &&
-          WaitFor(socket->get(), POLLIN, kHelloTime) &&
+          WaitForEvent(socket->get(), POLLIN, kHelloTime) &&
           recv(socket->get(), answer, sizeof(answer), 0) == sizeof(answer) &&
           std::string_view(answer, sizeof(answer)) == MessageBytes(LinkMessage::kBeat, "")) {
         link->peers_.push_back(std::make_unique<Peer>(0, *std::move(socket)));
@@ -493,7 +397,7 @@ void Link::Run() {
         read.push_back(peer.get());
       }
     }
-    poll(waited.data(), waited.size(), Milliseconds(next - SteadyNow()));
+    poll(waited.data(), waited.size(), PollMilliseconds(next - SteadyNow()));
     uint64_t count = 0;
     [[maybe_unused]] const ssize_t interrupts = ::read(interrupt_.get(), &count, sizeof(count));
     for (size_t i = 0; i < read.size(); ++i) {

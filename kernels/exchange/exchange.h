@@ -75,6 +75,22 @@ class Exchange {
   }
   virtual void FinishAllToAll() { MOESERVE_CHECK(false, "an exchange with all-to-alls"); }
 
+  // Whether the two functions below may be called, which gather a buffer in the memory of a device.
+  virtual bool reads_device_memory() const { return false; }
+  // The same as StartGather() for a buffer in the memory of the device, in the order of `stream`,
+  // which is one of the backend (cudaStream_t): the own part is what work that was queued before
+  // has written, and work that is queued later finds all parts. Until FinishDeviceGather(), the
+  // stream need not be waited for.
+  virtual void StartDeviceGather([[maybe_unused]] void* buffer,
+                                 [[maybe_unused]] std::span<const int64_t> bytes,
+                                 [[maybe_unused]] void* stream) {
+    MOESERVE_CHECK(false, "an exchange that reads device memory");
+  }
+  // Waits until the buffer is complete, and with it all work of the stream.
+  virtual void FinishDeviceGather() {
+    MOESERVE_CHECK(false, "an exchange that reads device memory");
+  }
+
   // Copies the leader's message to all ranks.
   virtual void Broadcast(std::span<char> message) = 0;
   // The same, but there is no deadline: it is for messages that the leader sends whenever it has

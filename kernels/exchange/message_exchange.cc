@@ -59,23 +59,34 @@ absl::Status MessageExchange::status() const {
   return status_;
 }
 
+void MessageExchange::CountSent(int64_t bytes) {
+  const MutexLock lock(mutex_);
+  counts_.bytes_sent += static_cast<uint64_t>(bytes);
+  counts_.sent_by[static_cast<size_t>(kind_)] += static_cast<uint64_t>(bytes);
+}
+
+void MessageExchange::CountReceived(int64_t bytes) {
+  const MutexLock lock(mutex_);
+  counts_.bytes_received += static_cast<uint64_t>(bytes);
+}
+
 void MessageExchange::Send(int rank, const void* data, int64_t bytes) {
   if (bytes == 0 || lost()) return;
-  if (counting_) {
-    const MutexLock lock(mutex_);
-    counts_.bytes_sent += static_cast<uint64_t>(bytes);
-    counts_.sent_by[static_cast<size_t>(kind_)] += static_cast<uint64_t>(bytes);
-  }
-  if (const char* error = transport_->Send(rank, data, bytes)) Lose(rank, error);
+  if (counting_) CountSent(bytes);
+  if (const char* error = transport_->Send(rank, data, bytes)) LoseFailed(rank, error);
 }
 
 void MessageExchange::Receive(int rank, void* data, int64_t bytes) {
   if (bytes == 0 || lost()) return;
-  if (counting_) {
-    const MutexLock lock(mutex_);
-    counts_.bytes_received += static_cast<uint64_t>(bytes);
-  }
-  if (const char* error = transport_->Receive(rank, data, bytes)) Lose(rank, error);
+  if (counting_) CountReceived(bytes);
+  if (const char* error = transport_->Receive(rank, data, bytes)) LoseFailed(rank, error);
+}
+
+void MessageExchange::LoseFailed(int rank, const char* error) {
+  const int failed = transport_->failed_rank();
+  if (failed < 0 && rank < 0)
+    return Fail(absl::UnavailableError(Concat("a rank was lost: ", error)));
+  Lose(failed >= 0 ? failed : rank, error);
 }
 
 ExchangeCounts MessageExchange::counts() const {
@@ -88,8 +99,7 @@ void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
   std::vector<bool> noted(arrived == nullptr ? 0 : arrived->size());
   for (int attempt = 0; !lost(); ++attempt) {
     if (const char* error = transport_->Advance()) {
-      Fail(absl::UnavailableError(Concat("a rank was lost: ", error)));
-      return;
+      return LoseFailed(-1, error);
     }
     const absl::Duration waited = SteadyNow() - start;
     int missing = -1;  // the first rank with a message that has not arrived
@@ -175,18 +185,22 @@ void MessageExchange::Compare(std::span<const Call> told, std::span<const Call> 
   }
 }
 
-void MessageExchange::StartGather(void* buffer, std::span<const int64_t> bytes) {
+void MessageExchange::BeginGather(std::span<const int64_t> bytes) {
   MOESERVE_CHECK(!gathering_, "one exchange at a time");
   MOESERVE_CHECK(std::ssize(bytes) == ranks(), "a part for every rank");
+  for (const int64_t size : bytes) MOESERVE_CHECK(size >= 0, "sizes of parts");
   gathering_ = true;
   gather_start_ = SteadyNow();
   CompareCalls(ExchangeKind::kGather, bytes, /*everyone=*/true);
+}
+
+void MessageExchange::StartGather(void* buffer, std::span<const int64_t> bytes) {
+  BeginGather(bytes);
   auto* part = static_cast<char*>(buffer);
   char* own = nullptr;
   // Receives are started first, so that no message has to be kept by the transport.
   for (int r = 0; r < ranks(); ++r) {
     const int64_t size = bytes[static_cast<size_t>(r)];
-    MOESERVE_CHECK(size >= 0, "sizes of parts");
     if (r == rank()) {
       own = part;
     } else {
@@ -241,9 +255,14 @@ void MessageExchange::StartAllToAll(const void* send, std::span<const int64_t> s
 
 void MessageExchange::FinishGather() {
   MOESERVE_CHECK(gathering_, "the end of an exchange follows its start");
-  gathering_ = false;
   std::vector<double> arrived(static_cast<size_t>(ranks()));
   Wait(&arrived);
+  EndGather(arrived);
+}
+
+void MessageExchange::EndGather(std::span<const double> arrived) {
+  MOESERVE_CHECK(gathering_, "a gather that ends has begun");
+  gathering_ = false;
   if (lost()) return;
   const double seconds = absl::ToDoubleSeconds(SteadyNow() - gather_start_);
   const auto bucket =

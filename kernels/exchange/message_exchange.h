@@ -17,7 +17,7 @@
 
 namespace moeserve {
 
-class MessageExchange final : public Exchange {
+class MessageExchange : public Exchange {
  public:
   struct Options {
     // A rank that a function has waited for longer than this is lost.
@@ -56,6 +56,24 @@ class MessageExchange final : public Exchange {
   // call it.
   int lost_rank() const;
   ExchangeCounts counts() const override;
+  // Connects the devices of the ranks if the exchange reads device memory. To be called once, by
+  // the thread that has chosen the device, while the functions of an exchange may be called. All
+  // ranks return when the last one has connected or one has failed. Returns the own error; OK if
+  // only others have failed.
+  virtual absl::Status ConnectDevices() { return absl::OkStatus(); }
+
+ protected:
+  bool lost() const { return lost_.load(std::memory_order_acquire); }
+  // Declares the exchange failed with this status, because of this rank or, if that is -1, of an
+  // unknown one, unless it has failed before.
+  void Fail(absl::Status status, int rank = -1);
+  // Begins and ends a gather; `arrived` [ranks] are the seconds until each rank's part came.
+  void BeginGather(std::span<const int64_t> bytes);
+  void EndGather(std::span<const double> arrived);
+  // Count bytes of the current call.
+  void CountSent(int64_t bytes);
+  void CountReceived(int64_t bytes);
+  const Options& options() const { return options_; }
 
  private:
   // What a rank is about to do. Sent as it is: all ranks run the same program.
@@ -69,13 +87,11 @@ class MessageExchange final : public Exchange {
 
   // Returns "rank 2", with its name if it has one.
   std::string RankName(int rank) const;
-  bool lost() const { return lost_.load(std::memory_order_acquire); }
-  // Declares the exchange failed with this status, because of this rank or, if that is -1, of an
-  // unknown one, unless it has failed before.
-  void Fail(absl::Status status, int rank = -1);
   // Start a message unless a rank is lost. `rank` is lost if the transport fails.
   void Send(int rank, const void* data, int64_t bytes);
   void Receive(int rank, void* data, int64_t bytes);
+  // Declares the rank lost with which the transport has failed; `rank` if that is not known.
+  void LoseFailed(int rank, const char* error);
   // Waits for all messages. `arrived`, if it is not null, gets the seconds until all messages from
   // each rank had arrived. `patient`: without a deadline.
   void Wait(std::vector<double>* arrived = nullptr, bool patient = false);

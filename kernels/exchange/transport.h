@@ -6,7 +6,7 @@
 namespace moeserve {
 
 // Changes with every change of this class, so that a shared object of another build is refused.
-inline constexpr int kTransportVersion = 2;
+inline constexpr int kTransportVersion = 3;
 
 // One thread at a time calls all functions. Messages between two ranks arrive in the order in which
 // they were sent; a message has the size that its receiver expects. A function that fails returns
@@ -28,6 +28,8 @@ class Transport {
   // The number of messages to and from the rank that have not finished.
   virtual int unfinished_sends(int rank) const = 0;
   virtual int unfinished_receives(int rank) const = 0;
+  // After a failure, the rank whose messages failed; -1 if that is not known.
+  virtual int failed_rank() const { return -1; }
 };
 
 }  // namespace moeserve

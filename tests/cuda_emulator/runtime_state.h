@@ -37,6 +37,8 @@ struct StreamState {
   struct Operation {
     std::vector<Point> after;
     Work work;
+    std::function<bool()> ready = {};  // null: always
+    bool IsReady() const { return !ready || ready(); }
   };
   bool blocking = true;  // whether the stream synchronizes with the default stream
   std::deque<Operation> queue;
@@ -84,7 +86,7 @@ StreamState* FindStream(Runtime& r, cudaStream_t stream);
 // Adds the work to the capture if the stream is capturing, else to the stream's queue.
 cudaError_t Enqueue(Runtime& r, StreamState* stream, Work work);
 // Runs the stream's first `count` operations, and the operations of other streams that they wait
-// for.
+// for. Unlocks the runtime while an operation is not ready.
 void RunUntil(Runtime& r, StreamState* stream, uint64_t count);
 void RunAll(Runtime& r);
 // Calls that are forbidden during captures call this function first. During a strict capture, it

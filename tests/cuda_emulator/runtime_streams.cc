@@ -1,9 +1,11 @@
 // Implements the streams, events and graphs of the emulated CUDA runtime.
 
 #include <algorithm>
+#include <thread>
 
 #include "base/check.h"
 #include "tests/cuda_emulator/runtime_state.h"
+#include "tests/cuda_emulator/stream_operation.h"
 
 namespace moeserve::emulator::names {
 
@@ -43,15 +45,25 @@ void RunUntil(Runtime& r, StreamState* stream, uint64_t count) {
   MOESERVE_CHECK(!stream->running || stream->done >= count,
                  "a host function of a stream waits for that stream");
   while (stream->done < count) {
-    StreamState::Operation operation = std::move(stream->queue.front());
-    stream->queue.pop_front();
-    for (const Point& point : operation.after) {
+    const uint64_t done = stream->done;
+    // Other threads may run the stream, too, whenever the runtime is unlocked.
+    const std::vector<Point> after = stream->queue.front().after;
+    for (const Point& point : after) {
       // A stream that has been destroyed has run all its operations.
       if (FindStream(r, point.stream == &r.default_stream ? nullptr : point.stream) ==
           point.stream) {
         RunUntil(r, point.stream, point.count);
       }
     }
+    if (stream->done != done) continue;
+    if (!stream->queue.front().IsReady()) {
+      r.mutex.unlock();
+      std::this_thread::yield();
+      r.mutex.lock();
+      continue;
+    }
+    StreamState::Operation operation = std::move(stream->queue.front());
+    stream->queue.pop_front();
     stream->running = true;
     operation.work();
     stream->running = false;
@@ -143,7 +155,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
     return Report(cudaErrorStreamCaptureUnsupported);
   }
   if (s->done >= s->enqueued) return cudaSuccess;
-  RunUntil(r, s, s->done + 1);
+  if (s->queue.front().IsReady()) RunUntil(r, s, s->done + 1);
   return cudaErrorNotReady;
 }
 
@@ -358,3 +370,17 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, void* nodes, size_t* count) {
 }
 
 }  // namespace moeserve::emulator::names
+
+namespace moeserve::emulator {
+
+bool EnqueueWhenReady(void* stream, std::function<bool()> ready, std::function<void()> work) {
+  names::Runtime& r = names::TheRuntime();
+  std::lock_guard lock(r.mutex);
+  names::StreamState* const s = names::FindStream(r, static_cast<names::StreamState*>(stream));
+  if (s == nullptr || s->capture != nullptr) return false;
+  if (names::Enqueue(r, s, std::move(work)) != names::cudaSuccess) return false;
+  s->queue.back().ready = std::move(ready);
+  return true;
+}
+
+}  // namespace moeserve::emulator

@@ -24,4 +24,13 @@ absl::Status CheckDevice() {
   return absl::OkStatus();
 }
 
+Result<bool> StreamIsIdle(void* stream) {
+  const cudaError_t error = cudaStreamQuery(static_cast<cudaStream_t>(stream));
+  if (error == cudaSuccess) return true;
+  if (error != cudaErrorNotReady) return absl::InternalError(cudaGetErrorString(error));
+  // It is no error, but the runtime may keep it as one.
+  if (cudaPeekAtLastError() == cudaErrorNotReady) static_cast<void>(cudaGetLastError());
+  return false;
+}
+
 }  // namespace moeserve::cuda

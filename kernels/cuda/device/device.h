@@ -17,4 +17,7 @@ absl::Status CheckDevice();
 // older than compute capability 8.0; ResourceExhausted if memory runs out.
 Result<std::unique_ptr<Backend>> CreateDevice(const BackendOptions& options);
 
+// A StreamQuery of this device.
+Result<bool> StreamIsIdle(void* stream);
+
 }  // namespace moeserve::cuda
