@@ -73,6 +73,8 @@ class MessageExchange final : public Exchange {
   // Start a message unless a rank is lost. `rank` is lost if the transport fails.
   void Send(int rank, const void* data, int64_t bytes);
   void Receive(int rank, void* data, int64_t bytes);
+  // The leader's: waits a little for Lose(), which another thread may call.
+  void WaitForReason() const;
   // Waits for all messages. `arrived`, if it is not null, gets the seconds until all messages from
   // each rank had arrived. `patient`: without a deadline.
   void Wait(std::vector<double>* arrived = nullptr, bool patient = false);

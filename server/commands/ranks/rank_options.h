@@ -12,6 +12,7 @@ struct RankOptions {
   std::string link_host;            // empty: all addresses of the leader's machine
   std::string split_rows = "auto";  // a SplitChoice
   std::string split_head = "auto";
+  bool no_checksums = false;
   // The leader's: a file of a placement. Empty: experts are placed with uniform loads and so many
   // copies.
   std::string placement;
