@@ -3,10 +3,19 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "base/error_text.h"
+#include "base/steady_clock.h"
 #include "engine/ranks/step_check.h"
 
 namespace moeserve {
+namespace {
+
+// How long the leader waits for the reason of a follower whose step has failed.
+constexpr absl::Duration kReasonTime = absl::Milliseconds(200);
+constexpr absl::Duration kBetweenLooks = absl::Milliseconds(5);
+
+}  // namespace
 
 Leader::~Leader() {
   for (const auto& [id, cache] : caches_) cache->SetObserver(nullptr);
@@ -126,6 +135,25 @@ void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache
 }
 
 absl::Status Leader::AfterStep(uint64_t checksum, const absl::Status& own) {
+  absl::Status status = CompareChecks(checksum, own);
+  if (!status.ok()) {
+    const MutexLock lock(mutex_);
+    status_.Update(status);
+  }
+  return status;
+}
+
+absl::Status Leader::StepFailed() {
+  exchange_.Lose(0, "not enough memory for a step");
+  return exchange_.status();
+}
+
+absl::Status Leader::status() const {
+  const MutexLock lock(mutex_);
+  return status_;
+}
+
+absl::Status Leader::CompareChecks(uint64_t checksum, const absl::Status& own) {
   moving_->AfterStep();
   const StepCheck mine{.number = number_,
                        .checksum = checksum,
@@ -134,10 +162,17 @@ absl::Status Leader::AfterStep(uint64_t checksum, const absl::Status& own) {
   std::vector<StepCheck> all(static_cast<size_t>(exchange_.ranks()));
   exchange_.GatherAtLeader({reinterpret_cast<const char*>(&mine), sizeof(mine)},
                            {reinterpret_cast<char*>(all.data()), all.size() * sizeof(StepCheck)});
-  MOESERVE_RETURN_IF_ERROR(exchange_.status());
+  // Damaged weights route rows to other experts, so that the exchange may have failed, too.
   MOESERVE_RETURN_IF_ERROR(own);
+  MOESERVE_RETURN_IF_ERROR(exchange_.status());
   for (size_t r = 0; r < all.size(); ++r) {
     const StepCheck& found = all[r];
+    if (found.code != 0) {
+      // The rank tells its reason over the link, and is then lost.
+      const absl::Time until = SteadyNow() + kReasonTime;
+      while (exchange_.status().ok() && SteadyNow() < until) absl::SleepFor(kBetweenLooks);
+      MOESERVE_RETURN_IF_ERROR(exchange_.status());
+    }
     if (found.number != number_ || found.code != 0) {
       return absl::InternalError(Concat("rank ", r, ": expected step ", number_,
                                         " without an error, found step ", found.number,

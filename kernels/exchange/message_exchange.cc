@@ -23,6 +23,8 @@ constexpr absl::Duration kLongSleep = absl::Milliseconds(20);
 // The leader wakes others if the last call is older than this. It is far less than kPollTime,
 // because other ranks may have ended that call earlier.
 constexpr absl::Duration kAwakeTime = absl::Microseconds(500);
+// How long the leader waits, after a failure or a deadline, for Lose() to tell the rank and why.
+constexpr absl::Duration kReasonTime = absl::Milliseconds(200);
 
 }  // namespace
 
@@ -94,11 +96,18 @@ ExchangeCounts MessageExchange::counts() const {
   return counts_;
 }
 
+void MessageExchange::WaitForReason() const {
+  if (rank() != 0) return;
+  const absl::Time until = SteadyNow() + kReasonTime;
+  while (!lost() && SteadyNow() < until) absl::SleepFor(kSleep);
+}
+
 void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
   const absl::Time start = SteadyNow();
   std::vector<bool> noted(arrived == nullptr ? 0 : arrived->size());
   for (int attempt = 0; !lost(); ++attempt) {
     if (const char* error = transport_->Advance()) {
+      WaitForReason();
       return LoseFailed(-1, error);
     }
     const absl::Duration waited = SteadyNow() - start;
@@ -127,6 +136,7 @@ void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
       continue;
     }
     if (!patient && waited > options_.timeout) {
+      WaitForReason();
       const std::string what = Concat(" within ", absl::FormatDuration(options_.timeout));
       return missing >= 0 ? Lose(missing, "it sent nothing" + what)
                           : Lose(silent, "it took no message" + what);

@@ -92,6 +92,8 @@ class MessageExchange : public Exchange {
   void Receive(int rank, void* data, int64_t bytes);
   // Declares the rank lost with which the transport has failed; `rank` if that is not known.
   void LoseFailed(int rank, const char* error);
+  // The leader's: waits a little for Lose(), which another thread may call.
+  void WaitForReason() const;
   // Waits for all messages. `arrived`, if it is not null, gets the seconds until all messages from
   // each rank had arrived. `patient`: without a deadline.
   void Wait(std::vector<double>* arrived = nullptr, bool patient = false);

@@ -35,6 +35,7 @@ StartFacts ProgramFacts(const ModelOptionsText& options) {
                       {"--pooling", options.pooling},
                       {"--split-head", options.ranks.split_head},
                       {"--owner-sums", options.ranks.owner_sums},
+                      {"--no-rank-checksums", options.ranks.no_checksums ? "on" : "off"},
                       {"--rebalance", options.ranks.rebalance_seconds > 0.0 ? "on" : "off"}};
   std::string ignored;
   for (const std::string& key : options.ignored_keys) {
@@ -99,6 +100,8 @@ void AddRankOptions(CLI::App& app, RankOptions& options) {
                   0.0, 86400.0);
   AddNumberOption(app, "--rebalance-mib", options.rebalance_mib,
                   "MiB of experts that processes load in such a round, all together", 1, 1 << 20);
+  app.add_flag("--no-rank-checksums", options.no_checksums,
+               "With --ranks: do not compare the results of the processes after each step");
   app.add_option("--rank-link", options.link_host,
                  "Name or address of the first process by which others connect to it; default: all "
                  "addresses of its machine. Connections are not encrypted");
