@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the container images and runs them as in production: without root, with a read-only root
 # file system and without capabilities. Tests completions, metrics, stopping, the labels, the bill
-# of materials, that nothing needs a shell, and the pod of the Kubernetes manifests. Prints the
-# images' sizes and the time from start to first token.
+# of materials, that nothing needs a shell, several ranks, and the pod of the Kubernetes manifests.
+# Prints the images' sizes and the time from start to first token.
 #
 #   deploy/test-image.sh [--no-install] [--keep]
 #
@@ -17,6 +17,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly official_base=docker.io/library/debian:12-slim own_base=localhost/moeserve-base:12
 readonly image=localhost/moeserve-test:cpu demo=localhost/moeserve-test:demo
+readonly ranks=localhost/moeserve-test:ranks
 readonly mirror=http://deb.debian.org/debian
 readonly starts=3            # the number of server starts that are timed
 readonly stop_limit=40       # seconds; must exceed the server's --drain-timeout (30)
@@ -53,7 +54,7 @@ ok() { printf 'ok   %s\n' "$*"; }
 clean_up() {
   if [[ -n $container ]]; then "$engine" rm --force "$container" >/dev/null 2>&1 || true; fi
   if [[ -n $engine ]] && ! $keep; then
-    "$engine" rmi --force "$image" "$demo" >/dev/null 2>&1 || true
+    "$engine" rmi --force "$image" "$demo" "$ranks" >/dev/null 2>&1 || true
   fi
   if [[ -n $work ]]; then rm -rf "$work"; fi
 }
@@ -428,6 +429,31 @@ check_mounted() {
   ok "without keys or --allow-open it refuses to start"
 }
 
+# Runs two ranks in one container of their image: the answer must be that of one process.
+check_ranks() {
+  local alone ranked script
+  local -a words=(generate --quiet --model /models --prompt "$prompt" --max-tokens 24
+    --temperature 0 --threads 1)
+  # mpirun writes to /tmp.
+  local -a run=("$engine" run --rm "${run_options[@]}" --read-only --tmpfs /tmp --cap-drop ALL
+    --security-opt no-new-privileges -v "$PWD/deploy/models/mh-moe:/models:ro")
+  step "the image for ranks"
+  alone=$("${run[@]}" "$ranks" "${words[@]}" 2>"$work/error") ||
+    die "one process: $(tail -n 3 "$work/error")"
+  ranked=$("${run[@]}" --entrypoint mpirun "$ranks" -n 2 --oversubscribe \
+    --mca btl_vader_single_copy_mechanism none moeserve "${words[@]}" --ranks mpi \
+    2>"$work/error") || die "two ranks: $(tail -n 3 "$work/error")"
+  [[ -n $alone ]] || die "an empty answer"
+  [[ $ranked == "$alone" ]] || die "two ranks answered $ranked, one process $alone"
+  ok "two ranks:$ranked"
+  for script in leader worker; do
+    "${run[@]}" --entrypoint /usr/bin/test "$ranks" -x "/usr/local/lib/moeserve/ranks/$script.sh" ||
+      die "$script.sh cannot be started"
+  done
+  "${run[@]}" --entrypoint /usr/bin/test "$ranks" -x /usr/sbin/sshd || die "no sshd"
+  ok "it has sshd and the start scripts"
+}
+
 # Runs the pod of the Kubernetes manifests in the image.
 check_pod() {
   if [[ $engine != podman ]] || ! command -v catatonit >/dev/null ||
@@ -496,6 +522,7 @@ main() {
   local begin=$SECONDS
   build cpu "$image"
   build cpu-demo "$demo"
+  build ranks "$ranks"
   ok "built in $((SECONDS - begin)) s"
   choose_run_options
 
@@ -505,10 +532,12 @@ main() {
   check_demo
   check_no_shell
   check_mounted
+  check_ranks
   check_pod
   step "figures"
   measure_start
-  echo "image: $(megabytes "$image"), with the model $(megabytes "$demo"), base $(megabytes "$base")"
+  echo "image: $(megabytes "$image"), with the model $(megabytes "$demo"), for ranks $(megabytes "$ranks")," \
+    "base $(megabytes "$base")"
   echo "from start to first token: $first_token ms (median of $starts)"
   printf '\nPASSED\n'
 }

@@ -18,9 +18,14 @@ struct PlanOwners {
   int ranks = 1;
   int rank = 0;    // the rank that divides the plan
   int places = 0;  // the experts of `local`: [0, places); no other expert has an owner
+  // [ranks + 1] rank r adds the results of the rows [row_begin[r], row_begin[r + 1]) of the plan,
+  // each row's by one rank (owner sums). Empty: every rank adds all results. Not empty only if
+  // RankOps::scatters().
+  std::span<const int64_t> row_begin = {};
 };
 
-// The parts of a plan. All ranks compute the same, apart from `local` and `first`.
+// The parts of a plan. All ranks compute the same, apart from `local` and `first`, and without
+// PlanOwners::row_begin.
 struct PlanParts {
   // The assignments of the experts that this rank owns, with all arrays.
   RoutingPlan local;
@@ -29,9 +34,15 @@ struct PlanParts {
   // other, are the results of this plan. A row's assignments are ascending by expert, as in every
   // plan. expert_offsets[e] is the first assignment of expert e, and expert_offsets[num_experts] is
   // the number of all; the assignments of e do not end at expert_offsets[e + 1].
+  // With row_begin, only the assignments of the rows that this rank adds, and these rows are
+  // numbered from 0.
   RoutingPlan joint;
-  std::vector<int64_t> rows_of_rank;  // [ranks] numbers of assignments
+  std::vector<int64_t> rows_of_rank;  // [ranks] numbers of assignments in `joint`
   int64_t first = 0;                  // the first assignment in `joint` of this rank
+  // Only with row_begin: [ranks] how many assignments of `local` each rank adds, and their numbers,
+  // those for rank 0 first, ascending for each rank; the numbers are in device memory.
+  std::vector<int64_t> rows_for_rank = {};
+  const int32_t* by_adder = nullptr;
 };
 
 // The arrays of the parts of one plan in host memory.
@@ -51,8 +62,15 @@ class PlanPartsMemory {
     void PointFrom(RoutingPlan& plan, int64_t count) const;
   };
 
+  // Fills the arrays of the assignments, in the order of their numbers, and numbers them.
+  void Number(const RoutingPlan& plan, const PlanOwners& owners, PlanParts& parts);
+  // Sorts the assignments of `local` by the ranks that add them.
+  void SortByAdder(const PlanOwners& owners, PlanParts& parts);
+
   Arrays local_, joint_;
-  std::vector<int32_t> number_;  // [A] the number in `joint` of an assignment of the plan
+  // [A] the numbers in the parts of an assignment of the plan; -1: it is not in the part.
+  std::vector<int32_t> number_of_local_, number_of_joint_;
+  std::vector<int32_t> by_adder_;
 };
 
 }  // namespace moeserve

@@ -51,20 +51,24 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, const 
 
 void FeedForward::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
   const Workspace::Scope scope(ctx.workspace);
-  const RowDivision& division = ctx.division;
   if (routed_ == nullptr) {
-    dense_->RunDense(ctx, division.Own(x), division.Own(output));
-    division.Gather(ctx.backend, output);
-    return;
+    dense_->RunDense(ctx, ctx.division.Own(x), ctx.division.Own(output));
+    return ctx.division.Gather(ctx.backend, output);
   }
   if (dense_ != nullptr) ctx.left_sum = nullptr;  // the shared expert is added to the sum
-  routed_->Forward(ctx, x, late_ ? ctx.late : output);
+  // If the routed layer computes its output by rows, the shared expert is added to these rows, and
+  // only the sum is gathered.
+  RowDivision sums;
+  const bool adds = dense_ != nullptr && !late_;
+  routed_->Forward(ctx, x, late_ ? ctx.late : output, adds ? &sums : nullptr);
   if (dense_ == nullptr) return;
+  const RowDivision& division = sums.divided() ? sums : ctx.division;
   const RowsView shared = late_ ? output : ctx.TakeGathered(x.rows, x.cols, DType::kF32);
   const RowsView own = division.Own(shared);
   RowsView input = division.Own(x);
   if (shared_norm_ != nullptr) {
-    ctx.backend.Norm({.bank = experts_norm_.get(), .input = output, .output = output});
+    const RowsView experts = sums.Own(output);
+    ctx.backend.Norm({.bank = experts_norm_.get(), .input = experts, .output = experts});
     input = ctx.workspace.TakeDense(own.rows, x.cols, ctx.activation);
     ctx.backend.Norm(
         {.bank = shared_norm_.get(), .input = division.Own(ctx.stream), .output = input});
@@ -77,6 +81,10 @@ void FeedForward::Forward(StepContext& ctx, const RowsView& x, const RowsView& o
   }
   if (shared_output_norm_ != nullptr) {
     ctx.backend.Norm({.bank = shared_output_norm_.get(), .input = own, .output = own});
+  }
+  if (sums.divided()) {
+    ctx.backend.AddScaled(division.Own(output), own, nullptr, 1.0f);
+    return division.Gather(ctx.backend, output);
   }
   division.Gather(ctx.backend, shared);
   if (!late_) ctx.backend.AddScaled(output, shared, nullptr, 1.0f);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <functional>
 #include <stop_token>
 #include <thread>
@@ -51,8 +52,31 @@ class KeptRows {
   std::unique_ptr<DeviceBuffer> buffer_;
 };
 
+// Tells the listener of a step, which may be null, if an exception ends the step.
+class StepWatch {
+ public:
+  StepWatch(StepListener* listener, absl::Status& status) : listener_(listener), status_(status) {}
+  ~StepWatch() {
+    if (listener_ != nullptr && std::uncaught_exceptions() > before_) {
+      status_ = listener_->StepFailed();
+    }
+  }
+  StepWatch(const StepWatch&) = delete;
+  StepWatch& operator=(const StepWatch&) = delete;
+
+ private:
+  StepListener* const listener_;
+  absl::Status& status_;
+  const int before_ = std::uncaught_exceptions();
+};
+
 // Returns null if the device cannot move experts.
 MovableExperts* Movable(LinearBank* bank) { return dynamic_cast<MovableExperts*>(bank); }
+
+SplitChoice OwnerSumsOf(const ModelOptions& options, Backend& backend) {
+  const bool possible = options.exchange != nullptr && backend.rank_ops()->scatters();
+  return possible ? options.owner_sums : SplitChoice::kOff;
+}
 
 bool DividesHead(const ModelSpec& spec, const ModelOptions& options) {
   if (options.exchange == nullptr || !HasVocabulary(spec.head.kind)) return false;
@@ -149,10 +173,14 @@ class Model::Impl {
     if (options.listener == nullptr) return;
     options.listener->BeforeStep(kind, batch, cache, sources, DivisionOf(batch));
   }
+  // What ranks compare of a residual stream.
+  uint64_t RankChecksum(const RowsView& x) {
+    return options.rank_checksums ? backend.rank_ops()->Checksum(x) : 0;
+  }
   // `x`: the residual stream of the step.
   void AfterStep(const RowsView& x) {
     if (options.listener == nullptr) return;
-    listener_status_ = options.listener->AfterStep(backend.rank_ops()->Checksum(x), CheckWeights());
+    listener_status_ = options.listener->AfterStep(RankChecksum(x), CheckWeights());
   }
   // Returns the first error of the files from which weights are read.
   absl::Status CheckWeights() {
@@ -195,7 +223,8 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   share_ = {.exchange = options.exchange,
             .placement = options.placement,
             .watch = options.load_watch,
-            .divide_head = divides_head};
+            .divide_head = divides_head,
+            .owner_sums = OwnerSumsOf(options, backend)};
   if (share_.exchange != nullptr) load.ranks = &share_;
   load.files_in_use = &files_in_use_;
   load.tiers = &tiers_;
@@ -294,6 +323,7 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
   MOESERVE_CHECK(std::ssize(results.texts) >= num_texts * TextOutputs(spec),
                  "room for the outputs of texts");
   if (batch.num_tokens() == 0) return {};
+  const StepWatch watch(options.listener, listener_status_);
   BeforeStep(StepKind::kForward, batch, cache);
   MOESERVE_CHECK(has_states_ == (batch.states.storage != nullptr), "states if the model has them");
   const Workspace::Scope scope(workspace);
@@ -370,6 +400,7 @@ StepReport Model::Impl::RunStep(BlockStack& stack, const Batch& batch, KvCacheSt
 StepReport Model::Impl::EncodeSources(const Batch& batch, KvCacheStorage& cache,
                                       const StepOptions& step) {
   MOESERVE_CHECK(encoder_ != nullptr, "an encoder");
+  const StepWatch watch(options.listener, listener_status_);
   BeforeStep(StepKind::kEncodeSources, batch, cache);
   const Workspace::Scope scope(workspace);
   const StepRows rows = backend.BeginStep(InputsOf(batch, cache, step), this, false);
@@ -383,7 +414,7 @@ StepReport Model::Impl::EncodeSources(const Batch& batch, KvCacheStorage& cache,
         const RowsView source = workspace.TakeDense(rows.tokens, spec.hidden_size, options.compute);
         encoder_->Finish(backend, x, source);
         stack_.RememberSource(ctx, source);
-        if (options.listener != nullptr) checksum = backend.rank_ops()->Checksum(x);
+        if (options.listener != nullptr) checksum = RankChecksum(x);
       },
       [&] {
         if (options.listener == nullptr) return;
@@ -396,6 +427,7 @@ void Model::Impl::Predict(const Batch& batch, const PredictionSources& sources,
   MOESERVE_CHECK(prediction_ != nullptr, "prediction layers");
   MOESERVE_CHECK(std::ssize(sources.rows) == batch.num_tokens(), "a source of each row");
   if (batch.num_tokens() == 0) return;
+  const StepWatch watch(options.listener, listener_status_);
   BeforeStep(StepKind::kPredict, batch, cache, sources);
   const Workspace::Scope scope(workspace);
   StepInputs inputs = InputsOf(batch, cache, {});
@@ -558,6 +590,10 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
     MOESERVE_CHECK(options.placement != nullptr, "a placement of the experts on the ranks");
     if (backend.rank_ops() == nullptr) {
       return absl::UnimplementedError(Concat("ranks: expected device cpu, found ", backend.name()));
+    }
+    if (options.owner_sums == SplitChoice::kOn && !backend.rank_ops()->scatters()) {
+      return absl::UnimplementedError(
+          Concat("owner sums: expected device cpu, found ", backend.name()));
     }
   }
   auto impl = std::make_unique<Impl>(spec, options, backend);

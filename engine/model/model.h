@@ -21,9 +21,6 @@
 
 namespace moeserve {
 
-// Whether ranks divide what could also be computed by each of them.
-enum class SplitChoice : uint8_t { kAuto, kOn, kOff };
-
 struct ModelOptions {
   DType compute = DType::kF32;  // kF32 or kBF16: the type of the inputs of matrix products
   // If not kNone, the matrices of experts and projections are stored as integers of this type, an
@@ -47,6 +44,12 @@ struct ModelOptions {
   // kAuto: if there are several ranks and the head has a matrix of its own. With kOn and tied
   // embeddings, a rank has both the whole matrix and its range.
   SplitChoice split_head = SplitChoice::kAuto;
+  // Whether a rank gets the results of the experts for its rows only, adds them, and gathers the
+  // sums, instead of getting and adding all results. kAuto: where OwnersAdd()
+  // (layers/routed/owner_sums.h) says so, if the backend's RankOps::scatters().
+  SplitChoice owner_sums = SplitChoice::kAuto;
+  // Whether the ranks compare checksums of their residual streams after each step. Equal on all.
+  bool rank_checksums = true;
   // Of experts that are read from the files of a packed cache.
   TierOptions tiers = {};
   // Takes part in all steps; must outlive the model. Null: nobody does.
@@ -103,7 +106,7 @@ class Model {
   // weights, an embedding table) has lost bytes, or if an expert that was used for the first time
   // differs from its checksum. Then the results of the last step may be wrong.
   // Also returns what ModelOptions::listener has returned after the last step. To be called after
-  // each Forward(), by the same thread.
+  // each Forward(), also after one that has thrown, by the same thread.
   absl::Status CheckFiles();
 
   // Returns what has been read from files since the model was loaded. Called by the thread that

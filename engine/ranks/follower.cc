@@ -54,6 +54,7 @@ absl::Status Follower::Apply(Model& model, const StorageChange& change) {
       MOESERVE_ASSIGN_OR_RETURN(
           caches_[id], model.backend().NewKvCache(std::move(shapes), static_cast<KvCacheType>(v[0]),
                                                   change.sizes));
+      tables_.insert_or_assign(id, PageTables(caches_[id]->num_tables()));
       return absl::OkStatus();
     }
     case StorageChange::Kind::kNewStates: {
@@ -68,6 +69,7 @@ absl::Status Follower::Apply(Model& model, const StorageChange& change) {
     }
     case StorageChange::Kind::kDrop:
       caches_.erase(id);
+      tables_.erase(id);
       states_.erase(id);
       return absl::OkStatus();
     case StorageChange::Kind::kCopyPage: {
@@ -130,12 +132,11 @@ absl::Status Follower::RunStep(Model& model, const StepMessage& message) {
   batch.token_types = message.token_types;
   batch.tables = message.tables;
   if (message.tables != cache->second->num_tables()) return ImpossibleStep("other page tables");
-  for (size_t i = 0; i < message.page_tables.size(); ++i) {
-    const int table = static_cast<int>(i) % message.tables;
-    MOESERVE_RETURN_IF_ERROR(
-        CheckStepIds(message.page_tables[i], cache->second->num_pages(table), "page"));
-    batch.page_tables.emplace_back(message.page_tables[i]);
-  }
+  std::vector<int64_t> num_pages;
+  for (int t = 0; t < message.tables; ++t) num_pages.push_back(cache->second->num_pages(t));
+  MOESERVE_ASSIGN_OR_RETURN(const PageTables::Tables* tables,
+                            tables_.at(message.cache).Apply(message.page_tables, num_pages));
+  batch.page_tables.assign(tables->begin(), tables->end());
   batch.lengths = message.lengths;
   batch.divide_rows = message.divide_rows != 0;
   if (!message.logit_rows.empty() && !model.divides_head()) {

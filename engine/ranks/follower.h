@@ -45,6 +45,7 @@ class Follower final : public StepListener {
   // By the leader's ids.
   std::map<uint64_t, std::unique_ptr<KvCacheStorage>> caches_;
   std::map<uint64_t, std::unique_ptr<StateStorage>> states_;
+  std::map<uint64_t, PageTables> tables_;  // of caches_
 };
 
 }  // namespace moeserve

@@ -3,10 +3,19 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "base/error_text.h"
+#include "base/steady_clock.h"
 #include "engine/ranks/step_check.h"
 
 namespace moeserve {
+namespace {
+
+// How long the leader waits for the reason of a follower whose step has failed.
+constexpr absl::Duration kReasonTime = absl::Milliseconds(200);
+constexpr absl::Duration kBetweenLooks = absl::Milliseconds(5);
+
+}  // namespace
 
 Leader::~Leader() {
   for (const auto& [id, cache] : caches_) cache->SetObserver(nullptr);
@@ -30,6 +39,7 @@ void Leader::AdvancesState(uint64_t storage, int32_t from, int rows, int32_t to)
 
 void Leader::Drops(uint64_t storage) {
   caches_.erase(storage);
+  tables_.erase(storage);
   states_.erase(storage);
   changes_.push_back({.kind = StorageChange::Kind::kDrop, .storage = storage});
 }
@@ -84,6 +94,7 @@ void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache
                         const PredictionSources& sources, const StepDivision& division) {
   if (caches_.emplace(cache.id(), &cache).second) {
     cache.SetObserver(this);
+    tables_.emplace(cache.id(), PageTables(cache.num_tables()));
     StorageChange change{.kind = StorageChange::Kind::kNewCache, .storage = cache.id()};
     change.values = {static_cast<int32_t>(cache.type()), kind == StepKind::kPredict ? 1 : 0, 0};
     for (int t = 0; t < cache.num_tables(); ++t) change.sizes.push_back(cache.num_pages(t));
@@ -115,9 +126,7 @@ void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache
                       .divide_rows = division.rows};
   if (division.head) message.logit_rows = batch.logit_rows;
   PlaceExperts(message);
-  for (const std::span<const int32_t> table : batch.page_tables) {
-    message.page_tables.emplace_back(table.begin(), table.end());
-  }
+  message.page_tables = tables_.at(cache.id()).Follow(batch.page_tables);
   for (const RoutingControl* control : batch.controls) {
     message.controls.push_back(control == nullptr ? std::nullopt
                                                   : std::optional(control->change()));
@@ -126,6 +135,25 @@ void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache
 }
 
 absl::Status Leader::AfterStep(uint64_t checksum, const absl::Status& own) {
+  absl::Status status = CompareChecks(checksum, own);
+  if (!status.ok()) {
+    const MutexLock lock(mutex_);
+    status_.Update(status);
+  }
+  return status;
+}
+
+absl::Status Leader::StepFailed() {
+  exchange_.Lose(0, "not enough memory for a step");
+  return exchange_.status();
+}
+
+absl::Status Leader::status() const {
+  const MutexLock lock(mutex_);
+  return status_;
+}
+
+absl::Status Leader::CompareChecks(uint64_t checksum, const absl::Status& own) {
   moving_->AfterStep();
   const StepCheck mine{.number = number_,
                        .checksum = checksum,
@@ -134,10 +162,17 @@ absl::Status Leader::AfterStep(uint64_t checksum, const absl::Status& own) {
   std::vector<StepCheck> all(static_cast<size_t>(exchange_.ranks()));
   exchange_.GatherAtLeader({reinterpret_cast<const char*>(&mine), sizeof(mine)},
                            {reinterpret_cast<char*>(all.data()), all.size() * sizeof(StepCheck)});
-  MOESERVE_RETURN_IF_ERROR(exchange_.status());
+  // Damaged weights route rows to other experts, so that the exchange may have failed, too.
   MOESERVE_RETURN_IF_ERROR(own);
+  MOESERVE_RETURN_IF_ERROR(exchange_.status());
   for (size_t r = 0; r < all.size(); ++r) {
     const StepCheck& found = all[r];
+    if (found.code != 0) {
+      // The rank tells its reason over the link, and is then lost.
+      const absl::Time until = SteadyNow() + kReasonTime;
+      while (exchange_.status().ok() && SteadyNow() < until) absl::SleepFor(kBetweenLooks);
+      MOESERVE_RETURN_IF_ERROR(exchange_.status());
+    }
     if (found.number != number_ || found.code != 0) {
       return absl::InternalError(Concat("rank ", r, ": expected step ", number_,
                                         " without an error, found step ", found.number,

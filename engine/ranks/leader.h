@@ -44,6 +44,12 @@ class Leader final : public StepListener, public StorageObserver {
   void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
                   const PredictionSources& sources, const StepDivision& division) override;
   absl::Status AfterStep(uint64_t checksum, const absl::Status& own) override;
+  // The followers may wait for this rank in the middle of the step: it is lost.
+  absl::Status StepFailed() override;
+
+  // Returns the first error of AfterStep(), after which no step can follow. Any thread may call
+  // this.
+  absl::Status status() const;
 
   void CopiesPage(uint64_t storage, int table, int32_t from, int32_t to) override;
   void ClearsState(uint64_t storage, int32_t slot) override;
@@ -52,6 +58,8 @@ class Leader final : public StepListener, public StorageObserver {
 
  private:
   void Send(StepMessage message);
+  // AfterStep(): gathers the checks of all ranks, and compares them with the leader's.
+  absl::Status CompareChecks(uint64_t checksum, const absl::Status& own);
   // Uses a placement that all ranks have prepared, and announces another one.
   void PlaceExperts(StepMessage& message);
 
@@ -63,10 +71,12 @@ class Leader final : public StepListener, public StorageObserver {
   std::shared_ptr<const ExpertPlacement> wanted_ ABSL_GUARDED_BY(mutex_);  // null: none
   std::shared_ptr<const ExpertPlacement> used_ ABSL_GUARDED_BY(mutex_);
   bool announced_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
   uint64_t number_ = 0;                 // of the last step
   std::vector<StorageChange> changes_;  // since the last step
   std::map<uint64_t, KvCacheStorage*> caches_;
   std::map<uint64_t, StateStorage*> states_;
+  std::map<uint64_t, PageTables> tables_;  // of caches_
 };
 
 }  // namespace moeserve

@@ -10,7 +10,7 @@ namespace moeserve {
 namespace {
 
 constexpr uint32_t kStepMagic = 0x5073656D;  // "mesP"
-constexpr uint32_t kStepVersion = 3;
+constexpr uint32_t kStepVersion = 4;
 
 struct StepHeader {
   uint32_t magic = kStepMagic;
@@ -171,6 +171,25 @@ StorageChange GetStorageChange(FieldReader& in) {
   return change;
 }
 
+void AddPageTable(FieldWriter& out, const PageTableChange& table) {
+  out.Add(table.base);
+  out.Add(table.length);
+  out.Add(table.runs);
+  out.Add(table.pages);
+}
+
+PageTableChange GetPageTable(FieldReader& in, int64_t most) {
+  PageTableChange table;
+  table.base = in.Get<int32_t>("base of a page table");
+  table.length = in.Get<int32_t>("length of a page table");
+  if (table.length < 0 || table.length > most) {
+    in.Fail("length of a page table", Concat("0 to ", most), Concat(table.length));
+  }
+  table.runs = in.Array<std::array<int32_t, 2>>("changed parts of a page table", most);
+  table.pages = in.Array<int32_t>("pages", most);
+  return table;
+}
+
 void GetBatchFields(FieldReader& in, const StepLimits& limits, StepMessage& m) {
   m.tokens = in.Array<int32_t>("tokens", limits.tokens);
   const size_t tokens = m.tokens.size();
@@ -184,10 +203,9 @@ void GetBatchFields(FieldReader& in, const StepLimits& limits, StepMessage& m) {
     in.Fail("page tables of a sequence", Concat("1 to ", kMostTables), Concat(m.tables));
     return;
   }
-  m.page_tables.resize(in.Count("page tables", limits.sequences * m.tables, sizeof(uint64_t)));
-  for (std::vector<int32_t>& table : m.page_tables) {
-    table = in.Array<int32_t>("page table", limits.pages);
-  }
+  constexpr size_t kTableBytes = 4 + 4 + 8 + 8;
+  m.page_tables.resize(in.Count("page tables", limits.sequences * m.tables, kTableBytes));
+  for (PageTableChange& table : m.page_tables) table = GetPageTable(in, limits.pages);
   if (m.page_tables.size() % static_cast<size_t>(m.tables) != 0) {
     in.Fail("page tables", Concat("a multiple of ", m.tables), Concat(m.page_tables.size()));
   }
@@ -252,7 +270,7 @@ std::string Serialize(const StepMessage& m) {
   body.Add(m.token_types);
   body.Add(m.tables);
   body.Add(static_cast<uint64_t>(m.page_tables.size()));
-  for (const std::vector<int32_t>& table : m.page_tables) body.Add(table);
+  for (const PageTableChange& table : m.page_tables) AddPageTable(body, table);
   body.Add(m.lengths);
   body.Add(m.state_slots);
   body.Add(m.keep);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/ranks/page_table_changes.h"
 #include "engine/routes/routing_control.h"
 #include "kernels/base/kv_cache_type.h"
 
@@ -67,7 +68,7 @@ struct StepMessage {
   std::vector<int32_t> tokens = {}, positions = {}, sequence = {};
   std::vector<uint8_t> long_sequence = {}, token_types = {};
   int32_t tables = 1;
-  std::vector<std::vector<int32_t>> page_tables = {};
+  std::vector<PageTableChange> page_tables = {};  // [S * tables] from the last step with the cache
   std::vector<int32_t> lengths = {};
   std::vector<int32_t> state_slots = {}, keep = {}, snapshot = {}, pending = {};
   std::vector<int32_t> source_rows = {};  // kPredict
@@ -97,7 +98,8 @@ std::string Serialize(const StepMessage& message);
 
 // Returns the message of these bytes. InvalidArgument, with what was expected and found, if they
 // have another version, are damaged, or exceed a limit, or if arrays that belong together differ in
-// length. Ids of pages, slots and storages are not compared with those that exist.
+// length. Changes of page tables are not compared with the tables, nor ids of slots and storages
+// with those that exist.
 Result<StepMessage> ParseStepMessage(std::string_view bytes, const StepLimits& limits);
 
 namespace internal {

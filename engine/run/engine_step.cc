@@ -95,6 +95,9 @@ void EngineImpl::Step() {
     if (step.count_later) report.routes = model_->CountStep(batch.phase);
     if (options_.expert_stats) recorder_.EndStep(batch, report);
   } catch (const std::bad_alloc&) {
+    // Other ranks may wait in the middle of the step, so that none can follow.
+    broken_ = model_->CheckFiles();
+    if (!broken_.ok()) return StopBroken();
     for (size_t i = 0; i < scheduled.size(); ++i) {
       const Sequence* const leader = scheduled[i].sequence->leader;
       const bool last = i + 1 == scheduled.size() || leader == nullptr ||
@@ -150,7 +153,12 @@ bool EngineImpl::EncodeSources() {
       row += rows;
     }
   } catch (const std::bad_alloc&) {
-    for (Sequence* s : planned) FailForMemory(s);
+    broken_ = model_->CheckFiles();
+    if (broken_.ok()) {
+      for (Sequence* s : planned) FailForMemory(s);
+    } else {
+      StopBroken();
+    }
     return true;
   }
   for (Sequence* s : failed) FailWithSamples(s, NumericFailure());

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/exchange/exchange.h"
@@ -20,6 +21,9 @@ class RowDivision {
   RowDivision(int64_t tokens, Exchange& exchange) : exchange_(&exchange), tokens_(tokens) {}
 
   bool divided() const { return exchange_ != nullptr; }
+  // Returns [ranks + 1] the first row of each rank, and the number of rows, of `rows` rows in which
+  // every token has the same number of adjacent ones. Rows must be divided.
+  std::vector<int64_t> FirstRows(int64_t rows) const;
   // Returns the token of the first own row.
   int64_t first_token() const { return divided() ? FirstOf(exchange_->rank()) : 0; }
   // Returns the own rows of `rows`, in which every token has the same number of adjacent rows.

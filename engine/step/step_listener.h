@@ -38,6 +38,9 @@ class StepListener {
   // Called after the step with a checksum of its residual stream and what this rank has found
   // (Model::CheckFiles()). Returns an error if the results of the step must not be used.
   virtual absl::Status AfterStep(uint64_t checksum, const absl::Status& own) = 0;
+  // Called if an exception, such as std::bad_alloc, ends a step for which BeforeStep() was called.
+  // Returns an error if no step can follow.
+  virtual absl::Status StepFailed() { return absl::OkStatus(); }
 };
 
 }  // namespace moeserve

@@ -31,7 +31,9 @@ std::unique_ptr<BlockTier> ExpertTiers::NewBlock(const std::vector<const LinearB
     if (found != files_.end()) files.push_back(found->second);
   }
   if (files.empty()) return nullptr;
-  return std::unique_ptr<BlockTier>(new BlockTier(*this, std::move(files)));
+  std::unique_ptr<BlockTier> block(new BlockTier(*this, std::move(files), blocks_.size()));
+  blocks_.push_back(block.get());
+  return block;
 }
 
 void ExpertTiers::FinishLoading(int64_t weight_bytes) {
@@ -83,8 +85,28 @@ void BlockTier::BeforeProducts(RoutingPlan& plan, bool prompt) {
       RequestPages();
       SetOrder(plan);
     }
+    if (tiers_.counts_.policy == TierPolicy::kAhead && !prompt) {
+      // The next block of the last one is the first of the next step.
+      const std::vector<BlockTier*>& blocks = tiers_.blocks_;
+      blocks[(number_ + 1) % blocks.size()]->RequestLastChosen(tiers_.options_.read_ahead);
+    }
+    if (!prompt) last_chosen_ = chosen_;
   }
   VerifyChosen();
+}
+
+void BlockTier::RequestLastChosen(int64_t bytes) {
+  if (bytes == 0) return;
+  for (const auto& file : files_) {
+    for (const int e : last_chosen_) {
+      const std::span<const char> wanted = file->bytes(e);
+      const int64_t missing = std::ssize(wanted) - tiers_.pages_->Resident(wanted);
+      if (missing == 0) continue;
+      bytes -= missing;
+      if (bytes < 0) return;
+      tiers_.pages_->Advise(wanted, PageAdvice::kRequest);
+    }
+  }
 }
 
 void BlockTier::LookForPages() {

@@ -30,12 +30,15 @@ class BlockTier {
 
  private:
   friend class ExpertTiers;
-  BlockTier(ExpertTiers& tiers, std::vector<std::shared_ptr<PackedExperts>> files)
-      : tiers_(tiers), files_(std::move(files)) {}
+  BlockTier(ExpertTiers& tiers, std::vector<std::shared_ptr<PackedExperts>> files, size_t number)
+      : tiers_(tiers), files_(std::move(files)), number_(number) {}
   // Finds what is missing of the chosen experts.
   void LookForPages();
   // Requests the pages that are missing.
   void RequestPages();
+  // Requests missing pages of the experts that the last step without prompts has chosen, as many
+  // whole experts of a bank as `bytes` allow.
+  void RequestLastChosen(int64_t bytes);
   // Sets the order of the experts: those in memory come first.
   void SetOrder(RoutingPlan& plan);
   // Compares the checksums of experts that are used for the first time.
@@ -43,6 +46,8 @@ class BlockTier {
 
   ExpertTiers& tiers_;
   const std::vector<std::shared_ptr<PackedExperts>> files_;  // of the banks of the block
+  const size_t number_;           // ExpertTiers::blocks_[number_] is this
+  std::vector<int> last_chosen_;  // by the last step without prompts
   // Of the current plan.
   std::vector<int> chosen_;       // ascending
   std::vector<int64_t> missing_;  // bytes of each of them that are not in memory
@@ -68,7 +73,8 @@ class ExpertTiers {
   void FinishLoading(int64_t weight_bytes);
 
   // Returns what a routed layer with these banks calls; null if it reads none from a file. Must not
-  // outlive this object.
+  // outlive this object. To be called in the order of the blocks. All blocks must exist while one
+  // of them is called.
   std::unique_ptr<BlockTier> NewBlock(const std::vector<const LinearBank*>& banks);
 
   // To be called before each step: applies the policy.
@@ -93,6 +99,7 @@ class ExpertTiers {
   PolicyTrial trial_;
   std::map<const LinearBank*, std::shared_ptr<PackedExperts>> files_;
   std::vector<std::shared_ptr<PackedExperts>> dense_;
+  std::vector<BlockTier*> blocks_;
   int64_t bytes_ = 0;
   bool random_ = false;  // whether the files have the advice of TierPolicy::kAhead
   TierCounts counts_;

@@ -21,6 +21,9 @@ struct TierOptions {
   std::optional<int64_t> memory = std::nullopt;
   // Bytes of memory for all weights; nullopt: there is room for them.
   std::optional<int64_t> total = std::nullopt;
+  // With kAhead: the most bytes that a block requests of the experts that the step before has
+  // chosen in the next block.
+  int64_t read_ahead = 0;
 };
 
 struct TierCounts {

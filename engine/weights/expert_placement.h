@@ -12,6 +12,9 @@
 
 namespace moeserve {
 
+// Whether ranks divide what could also be computed by each of them.
+enum class SplitChoice : uint8_t { kAuto, kOn, kOff };
+
 // The ranks that hold an expert: bit r is set if rank r does. 0: the expert has no matrices.
 using HolderSet = uint64_t;
 inline constexpr int kMaxRanks = 64;
@@ -65,6 +68,7 @@ struct RankShare {
   const ExpertPlacement* placement = nullptr;  // may change between steps
   LoadWatch* watch = nullptr;                  // counts the steps; null: nobody does
   bool divide_head = false;                    // every rank has a range of the vocabulary's matrix
+  SplitChoice owner_sums = SplitChoice::kOff;  // OwnersAdd()
 
   bool Holds(Stack stack, int block, int expert) const {
     const HolderSet holders = placement->holders(stack, block)[static_cast<size_t>(expert)];

@@ -45,6 +45,7 @@ CpuBackend::CpuBackend(const KernelTable* table, int threads)
       states_(table_, workers_, step_),
       routing_(table_, workers_, step_),
       rows_(table_, workers_, step_),
+      rank_ops_(workers_),
       weight_pages_(workers_) {}
 
 Result<std::unique_ptr<DeviceBuffer>> CpuBackend::Allocate(size_t bytes) {

@@ -1,6 +1,7 @@
 #include "kernels/cpu/rank_ops.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/check.h"
 
@@ -13,6 +14,36 @@ void CpuRankOps::StartGather(const RowsView& results, std::span<const int64_t> r
   bytes_.clear();
   for (const int64_t rows : rows_of_rank) bytes_.push_back(rows * row);
   exchange.StartGather(results.data, bytes_);
+}
+
+void CpuRankOps::StartScatter(const RowsView& own, const PlanParts& parts, const RowsView& packed,
+                              const RowsView& results, Exchange& exchange) {
+  MOESERVE_CHECK(own.stride == packed.stride && own.stride == results.stride &&
+                     own.dtype == packed.dtype && own.dtype == results.dtype,
+                 "rows of one layout");
+  const auto rank = static_cast<size_t>(exchange.rank());
+  const auto row = own.stride * static_cast<int64_t>(SizeOf(own.dtype));
+  // The own results that this rank adds, [kept, kept_end) of those by adder, do not travel.
+  int64_t kept = 0;
+  for (size_t r = 0; r < rank; ++r) kept += parts.rows_for_rank[r];
+  const int64_t kept_end = kept + parts.rows_for_rank[rank];
+  MOESERVE_CHECK(parts.rows_for_rank[rank] == parts.rows_of_rank[rank],
+                 "as many rows are kept as added");
+  MOESERVE_CHECK(packed.rows == own.rows - parts.rows_for_rank[rank], "room for what is sent");
+  const auto columns = static_cast<size_t>(own.cols) * SizeOf(own.dtype);
+  workers_.ForEachRow(own.rows, own.cols, [&](int64_t i) {
+    char* const to = i < kept       ? packed.row(i)
+                     : i < kept_end ? results.row(parts.first + i - kept)
+                                    : packed.row(i - (kept_end - kept));
+    std::memcpy(to, own.row(parts.by_adder[i]), columns);
+  });
+  bytes_.clear();
+  receive_bytes_.clear();
+  for (size_t r = 0; r < parts.rows_of_rank.size(); ++r) {
+    bytes_.push_back(r == rank ? 0 : parts.rows_for_rank[r] * row);
+    receive_bytes_.push_back(parts.rows_of_rank[r] * row);
+  }
+  exchange.StartAllToAll(packed.data, bytes_, results.data, receive_bytes_);
 }
 
 void CpuRankOps::GatherColumns(const RowsView& own, const RowsView& output, Exchange& exchange) {

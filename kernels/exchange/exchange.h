@@ -14,24 +14,25 @@
 namespace moeserve {
 
 // The functions of an exchange.
-enum class ExchangeKind : uint32_t { kGather, kBroadcast, kGatherAtLeader };
-inline constexpr size_t kExchangeKinds = 3;
+enum class ExchangeKind : uint32_t { kGather, kBroadcast, kGatherAtLeader, kAllToAll };
+inline constexpr size_t kExchangeKinds = 4;
 
-// Upper bounds of the times of gathers in seconds; longer ones follow.
+// Upper bounds of the times of gathers and all-to-alls in seconds; longer ones follow.
 inline constexpr std::array kGatherSecondsBounds = {2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
                                                     1e-2, 2e-2, 5e-2, 1e-1, 2e-1, 5e-1, 1.,   5.};
 
 // What one rank has exchanged. Headers and other bytes of a transport are not counted.
 struct ExchangeCounts {
-  uint64_t gathers = 0;                            // finished ones
+  uint64_t gathers = 0;                            // finished ones, and all-to-alls
   uint64_t bytes_sent = 0;                         // by all functions, to all other ranks together
   std::array<uint64_t, kExchangeKinds> sent_by{};  // the same by function
-  // How many gathers took so long, from StartGather() to the end of FinishGather(): [i] up to
-  // kGatherSecondsBounds[i] and above [i - 1]; the last one above all.
+  // How many gathers and all-to-alls took so long, from the call that starts them to the end of the
+  // one that finishes them: [i] up to kGatherSecondsBounds[i] and above [i - 1]; the last one above
+  // all.
   std::array<uint64_t, kGatherSecondsBounds.size() + 1> gather_times{};
   double gather_seconds = 0.0;  // of all
   uint64_t bytes_received = 0;  // by all functions, from all other ranks together
-  // [ranks] seconds in FinishGather() until the part of that rank had arrived.
+  // [ranks] seconds in FinishGather() and FinishAllToAll() until the part of that rank had arrived.
   std::vector<double> wait_seconds;
 };
 
@@ -60,6 +61,19 @@ class Exchange {
   // gather is in progress, and no other function is called meanwhile.
   virtual void StartGather(void* buffer, std::span<const int64_t> bytes) = 0;
   virtual void FinishGather() = 0;
+
+  // Starts to send another part to every rank. `send` consists of the parts for ranks 0, 1, ...,
+  // of send_bytes[r] bytes; that for this rank must be empty. `receive` consists of the parts from
+  // ranks 0, 1, ..., of receive_bytes[r] bytes; the part at this rank's place is the caller's, and
+  // is neither read nor written. What a rank sends to another one is what that one receives. Until
+  // FinishAllToAll(), the caller does not write `send` nor touch the parts from others. Apart from
+  // the sizes, all that is said of gathers holds. An exchange for backends that do not use it may
+  // lack it.
+  virtual void StartAllToAll(const void* /*send*/, std::span<const int64_t> /*send_bytes*/,
+                             void* /*receive*/, std::span<const int64_t> /*receive_bytes*/) {
+    MOESERVE_CHECK(false, "an exchange with all-to-alls");
+  }
+  virtual void FinishAllToAll() { MOESERVE_CHECK(false, "an exchange with all-to-alls"); }
 
   // Whether the two functions below may be called, which gather a buffer in the memory of a device.
   virtual bool reads_device_memory() const { return false; }

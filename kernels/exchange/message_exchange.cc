@@ -23,6 +23,8 @@ constexpr absl::Duration kLongSleep = absl::Milliseconds(20);
 // The leader wakes others if the last call is older than this. It is far less than kPollTime,
 // because other ranks may have ended that call earlier.
 constexpr absl::Duration kAwakeTime = absl::Microseconds(500);
+// How long the leader waits, after a failure or a deadline, for Lose() to tell the rank and why.
+constexpr absl::Duration kReasonTime = absl::Milliseconds(200);
 
 }  // namespace
 
@@ -94,11 +96,18 @@ ExchangeCounts MessageExchange::counts() const {
   return counts_;
 }
 
+void MessageExchange::WaitForReason() const {
+  if (rank() != 0) return;
+  const absl::Time until = SteadyNow() + kReasonTime;
+  while (!lost() && SteadyNow() < until) absl::SleepFor(kSleep);
+}
+
 void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
   const absl::Time start = SteadyNow();
   std::vector<bool> noted(arrived == nullptr ? 0 : arrived->size());
   for (int attempt = 0; !lost(); ++attempt) {
     if (const char* error = transport_->Advance()) {
+      WaitForReason();
       return LoseFailed(-1, error);
     }
     const absl::Duration waited = SteadyNow() - start;
@@ -127,6 +136,7 @@ void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
       continue;
     }
     if (!patient && waited > options_.timeout) {
+      WaitForReason();
       const std::string what = Concat(" within ", absl::FormatDuration(options_.timeout));
       return missing >= 0 ? Lose(missing, "it sent nothing" + what)
                           : Lose(silent, "it took no message" + what);
@@ -136,10 +146,15 @@ void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
 }
 
 std::string MessageExchange::Describe(const Call& call) {
-  const char* const names[] = {"a gather", "a broadcast", "a gather at the leader"};
+  const char* const names[kExchangeKinds] = {"a gather", "a broadcast", "a gather at the leader",
+                                             "an all-to-all"};
   const auto kind = static_cast<uint32_t>(call.kind);
-  return Concat("call ", call.number, ", ", kind < 3 ? names[kind] : "an unknown function", " of ",
-                call.bytes, " bytes");
+  const std::string name = Concat("call ", call.number, ", ",
+                                  kind < kExchangeKinds ? names[kind] : "an unknown function");
+  if (call.kind == ExchangeKind::kAllToAll) {
+    return Concat(name, " that sends ", call.sizes, " and receives ", call.bytes, " bytes");
+  }
+  return Concat(name, " of ", call.bytes, " bytes");
 }
 
 void MessageExchange::CompareCalls(ExchangeKind kind, std::span<const int64_t> sizes, bool everyone,
@@ -151,31 +166,37 @@ void MessageExchange::CompareCalls(ExchangeKind kind, std::span<const int64_t> s
     own.bytes += static_cast<uint64_t>(size);
   }
   if (!options_.check_order || lost()) return;
+  const std::vector<Call> calls(static_cast<size_t>(ranks()), own);
+  Compare(calls, calls, everyone, patient);
+}
+
+void MessageExchange::Compare(std::span<const Call> told, std::span<const Call> expected,
+                              bool everyone, bool patient) {
   counting_ = false;  // release builds do not send these messages
-  std::vector<Call> others(static_cast<size_t>(ranks()), own);
+  std::vector<Call> others(expected.begin(), expected.end());
   const auto takes_part = [&](int r) { return r != rank() && (everyone || r == 0 || rank() == 0); };
   for (int r = 0; r < ranks(); ++r) {
     if (takes_part(r)) Receive(r, &others[static_cast<size_t>(r)], sizeof(Call));
   }
   for (int r = 0; r < ranks(); ++r) {
-    if (takes_part(r)) Send(r, &own, sizeof(Call));
+    if (takes_part(r)) Send(r, &told[static_cast<size_t>(r)], sizeof(Call));
   }
   Wait(nullptr, patient);
   counting_ = true;
   if (lost()) return;
   for (int r = 0; r < ranks(); ++r) {
-    const Call& other = others[static_cast<size_t>(r)];
-    if (std::memcmp(&own, &other, sizeof(Call)) != 0) {
+    const auto i = static_cast<size_t>(r);
+    if (std::memcmp(&expected[i], &others[i], sizeof(Call)) != 0) {
       Fail(absl::InternalError(
           Concat("the ranks are at different calls of the exchange: ", RankName(rank()), " at ",
-                 Describe(own), "; ", RankName(r), " at ", Describe(other))));
+                 Describe(told[i]), "; ", RankName(r), " at ", Describe(others[i]))));
       return;
     }
   }
 }
 
 void MessageExchange::BeginGather(std::span<const int64_t> bytes) {
-  MOESERVE_CHECK(!gathering_, "one gather at a time");
+  MOESERVE_CHECK(!gathering_, "one exchange at a time");
   MOESERVE_CHECK(std::ssize(bytes) == ranks(), "a part for every rank");
   for (const int64_t size : bytes) MOESERVE_CHECK(size >= 0, "sizes of parts");
   gathering_ = true;
@@ -203,8 +224,47 @@ void MessageExchange::StartGather(void* buffer, std::span<const int64_t> bytes) 
   }
 }
 
+void MessageExchange::StartAllToAll(const void* send, std::span<const int64_t> send_bytes,
+                                    void* receive, std::span<const int64_t> receive_bytes) {
+  MOESERVE_CHECK(!gathering_, "one exchange at a time");
+  MOESERVE_CHECK(std::ssize(send_bytes) == ranks() && std::ssize(receive_bytes) == ranks(),
+                 "parts for and from every rank");
+  MOESERVE_CHECK(send_bytes[static_cast<size_t>(rank())] == 0, "a rank sends nothing to itself");
+  gathering_ = true;
+  gather_start_ = SteadyNow();
+  kind_ = ExchangeKind::kAllToAll;
+  const uint64_t number = calls_++;
+  if (options_.check_order && !lost()) {
+    std::vector<Call> told(static_cast<size_t>(ranks())), expected(told.size());
+    for (size_t r = 0; r < told.size(); ++r) {
+      const auto sent = static_cast<uint64_t>(send_bytes[r]);
+      const auto received = static_cast<uint64_t>(receive_bytes[r]);
+      told[r] = {.number = number, .sizes = sent, .bytes = received, .kind = kind_};
+      expected[r] = {.number = number, .sizes = received, .bytes = sent, .kind = kind_};
+    }
+    Compare(told, expected, /*everyone=*/true, /*patient=*/false);
+  }
+  std::vector<const char*> parts;
+  const auto* part = static_cast<const char*>(send);
+  for (const int64_t size : send_bytes) {
+    parts.push_back(part);
+    part += size;
+  }
+  auto* to = static_cast<char*>(receive);
+  for (int r = 0; r < ranks(); ++r) {
+    const int64_t size = receive_bytes[static_cast<size_t>(r)];
+    MOESERVE_CHECK(size >= 0 && send_bytes[static_cast<size_t>(r)] >= 0, "sizes of parts");
+    if (r != rank()) Receive(r, to, size);
+    to += size;
+  }
+  for (int i = 1; i < ranks(); ++i) {
+    const int r = (rank() + i) % ranks();
+    Send(r, parts[static_cast<size_t>(r)], send_bytes[static_cast<size_t>(r)]);
+  }
+}
+
 void MessageExchange::FinishGather() {
-  MOESERVE_CHECK(gathering_, "FinishGather() follows StartGather()");
+  MOESERVE_CHECK(gathering_, "the end of an exchange follows its start");
   std::vector<double> arrived(static_cast<size_t>(ranks()));
   Wait(&arrived);
   EndGather(arrived);

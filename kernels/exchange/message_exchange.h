@@ -44,6 +44,9 @@ class MessageExchange : public Exchange {
   int ranks() const override { return transport_->ranks(); }
   void StartGather(void* buffer, std::span<const int64_t> bytes) override;
   void FinishGather() override;
+  void StartAllToAll(const void* send, std::span<const int64_t> send_bytes, void* receive,
+                     std::span<const int64_t> receive_bytes) override;
+  void FinishAllToAll() override { FinishGather(); }
   void Broadcast(std::span<char> message) override;
   void BroadcastWhenever(std::span<char> message) override;
   void GatherAtLeader(std::span<const char> own, std::span<char> all) override;
@@ -76,8 +79,8 @@ class MessageExchange : public Exchange {
   // What a rank is about to do. Sent as it is: all ranks run the same program.
   struct Call {
     uint64_t number = 0;
-    uint64_t sizes = 0;  // a hash
-    uint64_t bytes = 0;  // all sizes together
+    uint64_t sizes = 0;  // a hash; of an all-to-all: what is sent to the rank that gets this
+    uint64_t bytes = 0;  // all sizes together; of an all-to-all: what is received from that rank
     ExchangeKind kind = ExchangeKind::kGather;
     uint32_t padding = 0;
   };
@@ -89,13 +92,20 @@ class MessageExchange : public Exchange {
   void Receive(int rank, void* data, int64_t bytes);
   // Declares the rank lost with which the transport has failed; `rank` if that is not known.
   void LoseFailed(int rank, const char* error);
+  // The leader's: waits a little for Lose(), which another thread may call.
+  void WaitForReason() const;
   // Waits for all messages. `arrived`, if it is not null, gets the seconds until all messages from
   // each rank had arrived. `patient`: without a deadline.
   void Wait(std::vector<double>* arrived = nullptr, bool patient = false);
   void StartBroadcast(std::span<char> message);
-  // Compares the call with those of all ranks (`everyone`) or between the leader and each rank.
+  // Begins a call. Compares it with those of all ranks (`everyone`) or between the leader and each
+  // rank.
   void CompareCalls(ExchangeKind kind, std::span<const int64_t> sizes, bool everyone,
                     bool patient = false);
+  // Tells every other rank r the call told[r] and compares what it tells with expected[r]. Ranks
+  // other than the leader are left out unless `everyone`.
+  void Compare(std::span<const Call> told, std::span<const Call> expected, bool everyone,
+               bool patient);
   static std::string Describe(const Call& call);
 
   std::unique_ptr<Transport> transport_;

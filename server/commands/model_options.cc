@@ -123,6 +123,11 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
       ->check(CLI::IsMember({"auto", "map", "ahead"}))
       ->envname("MOESERVE_TIER_POLICY")
       ->capture_default_str();
+  AddNumberOption(app, "--read-ahead-mib", options.read_ahead_mib,
+                  "With the policy ahead: MiB of the next block's experts that a block requests "
+                  "because the step before has chosen them",
+                  0, 1 << 20)
+      ->envname("MOESERVE_READ_AHEAD_MIB");
   AddIgnoreConfig(app, options.ignored_keys);
 }
 
@@ -262,6 +267,7 @@ Result<TierOptions> ResolveTiers(const ModelOptionsText& options, int64_t cache_
   TierOptions tiers;
   if (options.tier_policy == "map") tiers.policy = TierPolicy::kMap;
   if (options.tier_policy == "ahead") tiers.policy = TierPolicy::kAhead;
+  tiers.read_ahead = int64_t{options.read_ahead_mib} << 20;
   if (!options.memory.empty()) {
     auto bytes = ParseBytes(options.memory);
     if (!bytes.ok()) return Prefixed("--memory: ", bytes.status());

@@ -37,6 +37,7 @@ struct ModelOptionsText {
   std::string packed_cache = "off";
   std::string memory;  // of experts in mapped files; empty: what the process may use
   std::string tier_policy = "auto";
+  int read_ahead_mib = 0;
   std::string draft_model;     // folder or file; empty: none
   bool draft_mtp = false;      // whether prediction layers draft tokens
   bool must_generate = false;  // whether a model that does not generate is refused
@@ -60,7 +61,7 @@ void AddModelDirectory(CLI::App& app, ModelOptionsText& options);
 // Adds --dtype.
 void AddDTypeOption(CLI::App& app, ModelOptionsText& options);
 // Adds --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa, --cuda-dense, --cuda-tune,
-// --cuda-tune-file, --packed-cache, --memory, --tier-policy and --ignore-config.
+// --cuda-tune-file, --packed-cache, --memory, --tier-policy, --read-ahead-mib and --ignore-config.
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options);
 // Adds --quiet, which switches reports of progress off.
 void AddQuietOption(CLI::App& app, bool& quiet);
@@ -104,7 +105,8 @@ void PrintWarnings(const std::vector<std::string>& warnings,
 Result<std::unique_ptr<PackedCache>> OpenPackedCache(
     const ModelOptionsText& options, const CheckpointIdentity& identity, int64_t weight_bytes,
     Backend& backend, ProgressOutput output = ProgressOutput::kTerminal);
-// Returns what --memory and --tier-policy say. `cache_bytes`: of the KV cache, 0 if unknown.
+// Returns what --memory, --tier-policy and --read-ahead-mib say. `cache_bytes`: of the KV cache, 0
+// if unknown.
 Result<TierOptions> ResolveTiers(const ModelOptionsText& options, int64_t cache_bytes = 0);
 
 // Returns an error if --packed-cache is given, which synthetic weights do not support.

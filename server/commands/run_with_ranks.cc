@@ -34,6 +34,8 @@ StartFacts ProgramFacts(const ModelOptionsText& options) {
                       {"--draft-mtp", options.draft_mtp ? "on" : "off"},
                       {"--pooling", options.pooling},
                       {"--split-head", options.ranks.split_head},
+                      {"--owner-sums", options.ranks.owner_sums},
+                      {"--no-rank-checksums", options.ranks.no_checksums ? "on" : "off"},
                       {"--rebalance", options.ranks.rebalance_seconds > 0.0 ? "on" : "off"}};
   std::string ignored;
   for (const std::string& key : options.ignored_keys) {
@@ -93,6 +95,11 @@ void AddRankOptions(CLI::App& app, RankOptions& options) {
                   "With --ranks: whether each process computes a part of the vocabulary; auto: if "
                   "the head is not the embedding matrix",
                   {"auto", "on", "off"});
+  AddChoiceOption(app, "--owner-sums", options.owner_sums,
+                  "With --ranks: whether each process adds the results of experts for its share of "
+                  "the rows only, and gets the sums of the others; auto: in steps in which that "
+                  "sends clearly fewer bytes",
+                  {"auto", "on", "off"});
   app.add_option("--placement", options.placement,
                  "With --ranks: file of moeserve experts place, read by the first process, that "
                  "says which process has which experts; default: equal numbers of parameters");
@@ -106,6 +113,8 @@ void AddRankOptions(CLI::App& app, RankOptions& options) {
                   0.0, 86400.0);
   AddNumberOption(app, "--rebalance-mib", options.rebalance_mib,
                   "MiB of experts that processes load in such a round, all together", 1, 1 << 20);
+  app.add_flag("--no-rank-checksums", options.no_checksums,
+               "With --ranks: do not compare the results of the processes after each step");
   app.add_option("--rank-link", options.link,
                  "With --ranks tcp or nccl: HOST:PORT at which process 0 listens and others "
                  "connect to it. With --ranks mpi: name or address of the first process; default: "

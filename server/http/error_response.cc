@@ -1,6 +1,14 @@
 #include "server/http/error_response.h"
 
+#include "server/logging/logging.h"
+
 namespace moeserve::server::http {
+
+HttpError ReportedError(const absl::Status& status) {
+  HttpError error = ToHttpError(status);
+  if (error.status == 500) LogError("http", std::string(status.message()));
+  return error;
+}
 
 Response ErrorResponse(const HttpError& error, ErrorBody* body) {
   Response response;
@@ -15,7 +23,7 @@ Response ErrorResponse(const HttpError& error, ErrorBody* body) {
 }
 
 Response ErrorResponse(const absl::Status& status, ErrorBody* body) {
-  return ErrorResponse(ToHttpError(status), body);
+  return ErrorResponse(ReportedError(status), body);
 }
 
 Response ProtocolError(int status, std::string_view code, std::string_view message) {

@@ -13,7 +13,11 @@ namespace moeserve::server::http {
 // Writes the body of a response that reports an error.
 using ErrorBody = std::string(const HttpError& error);
 
-// `status` must not be OK.
+// Returns the error of a status that is not OK. Clients do not learn what is wrong inside the
+// server, so the log gets the messages of such errors.
+HttpError ReportedError(const absl::Status& status);
+
+// `status` must not be OK; it is reported.
 Response ErrorResponse(const HttpError& error, ErrorBody* body = &ErrorJson);
 Response ErrorResponse(const absl::Status& status, ErrorBody* body = &ErrorJson);
 

@@ -16,16 +16,18 @@ void WriteRankMetrics(PrometheusText& text, const RankStatus& status) {
     text.Sample({{"rank", std::to_string(r)}, {"host", ranks[r].host}}, ranks[r].up ? 1.0 : 0.0);
   }
   text.Family("exchange_bytes_total", "counter", "Bytes that rank 0 has sent to others.");
-  constexpr const char* kKinds[kExchangeKinds] = {"gather", "broadcast", "gather_at_leader"};
+  constexpr const char* kKinds[kExchangeKinds] = {"gather", "broadcast", "gather_at_leader",
+                                                  "all_to_all"};
   for (size_t kind = 0; kind < kExchangeKinds; ++kind) {
     text.Sample({{"kind", kKinds[kind]}}, exchange.sent_by[kind]);
   }
   text.Family("exchange_seconds", "histogram",
-              "Time of rank 0 from the start of a gather to its end, with what it computed "
-              "meanwhile.");
+              "Time of rank 0 from the start of a gather or all-to-all to its end, with what it "
+              "computed meanwhile.");
   text.HistogramSamples({}, kGatherSecondsBounds, exchange.gather_times, exchange.gather_seconds);
   text.Family("rank_wait_seconds_total", "counter",
-              "Time that rank 0 waited in gathers until the part of this rank had arrived.");
+              "Time that rank 0 waited in gathers and all-to-alls until the part of this rank had "
+              "arrived.");
   for (size_t r = 0; r < ranks.size(); ++r) {
     const double wait = r < exchange.wait_seconds.size() ? exchange.wait_seconds[r] : 0.0;
     text.Sample({{"rank", std::to_string(r)}}, wait);

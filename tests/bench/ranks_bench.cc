@@ -2,7 +2,7 @@
 //
 //   ranks_bench [--model small] [--ranks 2] [--rounds 7] [--prompt 256] [--sequences 16] [--steps
 //   8]
-//               [--tiny]
+//               [--owner-sums auto|on|off] [--tiny]
 //
 // The ranks are threads of this process that exchange bytes in memory, so the cost of a network is
 // not included. Every round runs the same steps once with one process (of as many threads as there
@@ -24,7 +24,9 @@
 #include <vector>
 
 #include "base/check.h"
+#include "engine/layers/routed/owner_sums.h"
 #include "engine/model/model.h"
+#include "engine/routes/route_layout.h"
 #include "kernels/exchange/loopback_transport.h"
 #include "kernels/exchange/message_exchange.h"
 #include "kernels/registry.h"
@@ -43,6 +45,7 @@ struct Settings {
   int sequences = 16;
   int steps = 8;
   bool tiny = false;
+  SplitChoice owner_sums = SplitChoice::kAuto;
 };
 
 template <typename T>
@@ -88,11 +91,52 @@ struct Timed {
   double leader_waits = 0, last_waits = 0;
 };
 
+// Bytes that all ranks together send for the results of routed blocks, if these have neither shared
+// experts nor projections.
+struct RoutedBytes {
+  int64_t sent = 0;
+  // (k d b / P + 4 d) (P - 1) per token where owners add, as if results were spread evenly.
+  int64_t expected = 0;
+
+  void Add(const ModelSpec& spec, int slot, const RoutingPlan& plan,
+           const ExpertPlacement& placement, SplitChoice owner_sums) {
+    const int ranks = placement.ranks();
+    const int64_t d = spec.hidden_size, tokens = plan.rows;
+    const int64_t all = int64_t{plan.num_assignments} * d * 2, sums = tokens * d * 4;
+    const bool owners_add = OwnersAdd(owner_sums, {.ranks = ranks,
+                                                   .results = plan.num_assignments,
+                                                   .result_bytes = d * 2,
+                                                   .tokens = tokens,
+                                                   .sum_bytes = d * 4});
+    if (!owners_add) {
+      sent += all * (ranks - 1);
+      expected += all * (ranks - 1);
+      return;
+    }
+    std::vector<int32_t> rows;
+    for (int e = 0; e < plan.num_experts; ++e) {
+      rows.push_back(plan.expert_offsets[e + 1] - plan.expert_offsets[e]);
+    }
+    const std::vector<int> owners =
+        OwnersOf(rows, PlaceParameters(spec.blocks[static_cast<size_t>(slot)]),
+                 placement.holders(spec.stack, slot), ranks);
+    for (int32_t a = 0; a < plan.num_assignments; ++a) {
+      const int64_t owner = owners[static_cast<size_t>(plan.expert_of_assignment[a])];
+      const int64_t token = plan.row_of_assignment[a];
+      const bool kept = token >= tokens * owner / ranks && token < tokens * (owner + 1) / ranks;
+      if (!kept) sent += d * 2;
+    }
+    sent += sums * (ranks - 1);
+    expected += all * (ranks - 1) / ranks + sums * (ranks - 1);
+  }
+};
+
 // A model that is computed by one process, or by ranks on threads of one process.
 class Side {
  public:
   // ranks = 0: one process with `threads` threads.
-  Side(const ModelSpec& spec, int ranks, int threads, int64_t pages) {
+  Side(const ModelSpec& spec, int ranks, int threads, int64_t pages,
+       SplitChoice owner_sums = SplitChoice::kOff) {
     members_.resize(static_cast<size_t>(std::max(ranks, 1)));
     std::vector<std::unique_ptr<Transport>> transports;
     if (ranks > 0) transports = LoopbackTransports(ranks);
@@ -106,6 +150,7 @@ class Side {
             std::make_unique<MessageExchange>(std::move(transports[r]), MessageExchange::Options{});
         options.exchange = m.exchange.get();
         options.placement = &placement_;
+        options.owner_sums = owner_sums;
       }
       loaders.emplace_back([&m, &spec, options, threads, pages] {
         m.backend = Must(CreateBackend({.device = "cpu", .threads = threads}));
@@ -118,6 +163,26 @@ class Side {
   }
 
   bool divides_head() const { return members_[0].model->divides_head(); }
+
+  // Runs the work with one process. Returns the bytes that ranks send for the results of experts.
+  RoutedBytes BytesOfExperts(const Work& work, int ranks, SplitChoice owner_sums) {
+    Member& m = members_[0];
+    const ModelSpec& spec = m.model->spec();
+    const ExpertPlacement placement = ExpertPlacement::Balanced(spec, ranks);
+    const RouteLayout layout(spec);
+    RoutedBytes bytes;
+    for (const Batch& batch : work.batches) {
+      std::vector<float> logits(batch.logit_rows.size() * static_cast<size_t>(spec.vocab_size));
+      StepOptions step;
+      step.report.plans = true;
+      const StepReport report = m.model->Forward(batch, *m.cache, step, {.logits = logits});
+      for (const BlockReport& block : report.blocks) {
+        const int slot = layout.blocks[static_cast<size_t>(block.index)].slot;
+        bytes.Add(spec, slot, block.plan, placement, owner_sums);
+      }
+    }
+    return bytes;
+  }
 
   Timed Run(const Work& work, bool divide_rows) {
     const ExchangeTotals before = Totals();
@@ -181,19 +246,18 @@ class Side {
   std::vector<Member> members_;
 };
 
-// Returns the bytes that all ranks together send: every gathered row goes to all ranks but the one
-// that has computed it.
-uint64_t BytesOfPlan(const ModelSpec& spec, const Work& work, int ranks, bool rows, bool head) {
+// Returns the bytes that all ranks together send, `experts` for the results of experts: every
+// gathered row goes to all ranks but the one that has computed it.
+uint64_t BytesOfPlan(const ModelSpec& spec, const Work& work, int ranks, bool rows, bool head,
+                     int64_t experts) {
   const int64_t d = spec.hidden_size;
   int64_t of_token = 0;
   for (const BlockSpec& block : spec.blocks) {
-    const RoutedLayerSpec* const routing = block.routing();
-    if (routing != nullptr) of_token += int64_t{routing->select.MaxSelected()} * d * 2;
     if (const AttentionSpec* const attention = block.attention(); attention != nullptr && rows) {
       const int64_t kv = attention->num_kv_heads * attention->head_dim + attention->value_width();
       of_token += 4 * (kv + d);
     }
-    if (block.feed_forward() != nullptr && routing == nullptr && rows) of_token += 4 * d;
+    if (block.feed_forward() != nullptr && block.routing() == nullptr && rows) of_token += 4 * d;
   }
   int64_t bytes = 0;
   for (const Batch& batch : work.batches) {
@@ -202,7 +266,7 @@ uint64_t BytesOfPlan(const ModelSpec& spec, const Work& work, int ranks, bool ro
     MOESERVE_CHECK(spec.vocab_size % ranks == 0, "a vocabulary of equal ranges");
     if (head) bytes += std::ssize(batch.logit_rows) * width * 4;
   }
-  return static_cast<uint64_t>(bytes * (ranks - 1));
+  return static_cast<uint64_t>(bytes * (ranks - 1) + experts);
 }
 
 double Median(std::vector<double> values) {
@@ -221,6 +285,10 @@ bool Compare(const char* name, const ModelSpec& spec, const Settings& s, const W
     std::vector<double> seconds, ratios, leader_waits, last_waits;
   };
   std::vector<double> alone;
+  const RoutedBytes experts = one.BytesOfExperts(work, s.ranks, s.owner_sums);
+  const auto bytes_of = [&](const Way& way) {
+    return BytesOfPlan(spec, work, s.ranks, way.divide_rows, ranks.divides_head(), experts.sent);
+  };
   Way ways[] = {{"rows divided", true, {}, {}, {}, {}},
                 {"rows not divided", false, {}, {}, {}, {}}};
   for (int round = -1; round < s.rounds; ++round) {
@@ -236,8 +304,7 @@ bool Compare(const char* name, const ModelSpec& spec, const Settings& s, const W
       ways[w].ratios.push_back(timed[2].seconds / timed[w].seconds);
       ways[w].leader_waits.push_back(timed[w].leader_waits);
       ways[w].last_waits.push_back(timed[w].last_waits);
-      const uint64_t expected =
-          BytesOfPlan(spec, work, s.ranks, ways[w].divide_rows, ranks.divides_head());
+      const uint64_t expected = bytes_of(ways[w]);
       if (timed[w].bytes != expected) {
         std::printf("%s, %s: expected %llu bytes, found %llu\n", name, ways[w].name,
                     static_cast<unsigned long long>(expected),
@@ -261,10 +328,14 @@ bool Compare(const char* name, const ModelSpec& spec, const Settings& s, const W
         Median(way.ratios), *std::ranges::min_element(way.ratios),
         *std::ranges::max_element(way.ratios), 100 * Median(way.leader_waits),
         100 * Median(way.last_waits),
-        static_cast<double>(
-            BytesOfPlan(spec, work, s.ranks, way.divide_rows, ranks.divides_head())) /
-            1e6 / static_cast<double>(work.batches.size()));
+        static_cast<double>(bytes_of(way)) / 1e6 / static_cast<double>(work.batches.size()));
   }
+  std::printf(
+      "%s, %d ranks: results of experts and their sums %.3f MB per step, by the formula "
+      "%.3f\n",
+      name, s.ranks,
+      static_cast<double>(experts.sent) / 1e6 / static_cast<double>(work.batches.size()),
+      static_cast<double>(experts.expected) / 1e6 / static_cast<double>(work.batches.size()));
   return good;
 }
 
@@ -285,7 +356,7 @@ int Main(const Settings& s) {
   const int64_t pages = int64_t{s.sequences} * ((positions + kPageTokens - 1) / kPageTokens);
 
   Side one(spec, 0, s.ranks, pages);
-  Side ranks(spec, s.ranks, 1, pages);
+  Side ranks(spec, s.ranks, 1, pages, s.owner_sums);
   bool good = Compare("prompt", spec, s, prompt, one, ranks);
   one.Run(context, false);
   ranks.Run(context, true);
@@ -314,12 +385,18 @@ int main(int argc, char** argv) {
                         : option == "--sequences" ? &settings.sequences
                         : option == "--steps"     ? &settings.steps
                                                   : nullptr;
-    if (i + 1 == argc || (number == nullptr && option != "--model")) {
+    const bool sums = option == "--owner-sums";
+    if (i + 1 == argc || (number == nullptr && !sums && option != "--model")) {
       std::fprintf(stderr, "unknown option or no value: %s\n", argv[i]);
       return 2;
     }
     ++i;
-    if (number == nullptr) {
+    if (sums) {
+      const std::string_view choice = argv[i];
+      settings.owner_sums = choice == "on"    ? moeserve::SplitChoice::kOn
+                            : choice == "off" ? moeserve::SplitChoice::kOff
+                                              : moeserve::SplitChoice::kAuto;
+    } else if (number == nullptr) {
       settings.model = argv[i];
     } else {
       *number = std::atoi(argv[i]);

@@ -5,8 +5,8 @@
     scale_model.py --check FILE         compares predictions with the lines of ranks_bench --json
 
 A step takes  dense + experts x imbalance / P + blocks x (alpha + bytes / beta)  with P ranks, where
-alpha is the latency of an exchange and beta the rate of a network in bytes per second. With divided
-rows, the dense part that treats rows alone is divided by P, too. Nothing here is measured but what
+alpha is the latency of an exchange and beta the rate of a network in bytes per second. Where owners
+add the results, bytes are fewer and there is one more alpha. With divided rows, the dense part that treats rows alone is divided by P, too. Nothing here is measured but what
 --check reads.
 """
 
@@ -18,6 +18,8 @@ import sys
 from dataclasses import dataclass
 
 ACTIVATION_BYTES = 2  # bf16
+# As in engine/layers/routed/owner_sums.cc: what another exchange must save.
+BYTES_OF_AN_EXCHANGE = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,12 @@ def owner_sum_bytes(model, ranks, tokens=1):
                              4 * model.width)
 
 
+def owners_add(model, ranks, tokens):
+    """Whether --owner-sums auto lets owners add the results of a step whose rows are not divided."""
+    saved = joint_bytes(model, ranks, tokens) - owner_sum_bytes(model, ranks, tokens)
+    return saved > BYTES_OF_AN_EXCHANGE
+
+
 def leader_bytes(model, ranks, tokens=1):
     """The same in a layout for comparison: the leader computes all but the experts."""
     per_rank = model.experts // ranks
@@ -114,7 +122,10 @@ def decode_seconds(model, ranks, tokens, network, bits=4, bandwidth=200e9):
     experts = model.expert_parameters * read / model.experts * bits / 8 / bandwidth
     if ranks == 1:
         return dense + experts
-    exchange = network.alpha + joint_bytes(model, ranks, tokens) / network.beta
+    if owners_add(model, ranks, tokens):
+        exchange = 2 * network.alpha + owner_sum_bytes(model, ranks, tokens) / network.beta
+    else:
+        exchange = network.alpha + joint_bytes(model, ranks, tokens) / network.beta
     return dense + experts * imbalance / ranks + model.blocks * exchange
 
 

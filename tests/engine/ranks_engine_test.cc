@@ -90,7 +90,7 @@ enum class Moves {
 
 // What the ranks divide beside the experts.
 struct Splits {
-  SplitChoice rows = SplitChoice::kAuto, head = SplitChoice::kAuto;
+  SplitChoice rows = SplitChoice::kAuto, head = SplitChoice::kAuto, sums = SplitChoice::kAuto;
 };
 
 struct RanksSetting {
@@ -128,6 +128,7 @@ class RankedEngine {
                                      .load_watch = &ranked->watch_,
                                      .split_rows = setting.splits.rows,
                                      .split_head = setting.splits.head,
+                                     .owner_sums = setting.splits.sums,
                                      .packed_folder = setting.packed_folder});
     EXPECT_TRUE(engine.ok()) << engine.status();
     if (engine.ok()) ranked->engine_ = *std::move(engine);
@@ -185,6 +186,7 @@ class RankedEngine {
                                              .placement = &placement,
                                              .split_rows = setting.splits.rows,
                                              .split_head = setting.splits.head,
+                                             .owner_sums = setting.splits.sums,
                                              .listener = &follower},
                                             *checkpoint.weights, *backend, packed.get()));
     EXPECT_TRUE(packed == nullptr || packed->found() > 0);
@@ -285,7 +287,8 @@ TEST_P(RanksEngineTest, AnswersAndStatisticsAreThoseOfOneProcess) {
   constexpr SplitChoice kAuto = SplitChoice::kAuto, kOn = SplitChoice::kOn,
                         kOff = SplitChoice::kOff;
   for (const auto& [ranks, splits, splits_together] :
-       {Setup{2, {kAuto, kOn}, {kOff, kOff}}, Setup{4, {kOff, kAuto}, {kOn, kOn}}}) {
+       {Setup{2, {kAuto, kOn, kOn}, {kOff, kOff, kOff}},
+        Setup{4, {kOff, kAuto, kOff}, {kOn, kOn, kOn}}}) {
     SCOPED_TRACE(ranks);
     {
       const auto ranked = RankedEngine::Start(GetParam(), Options(), ranks, {.splits = splits});
@@ -318,8 +321,8 @@ TEST_P(RanksEngineTest, AnswersAreTheSameWhileExpertsMove) {
     ASSERT_TRUE(engine.ok()) << engine.status();
     alone = OneAfterAnother(**engine);
   }
-  constexpr Splits kUndivided{SplitChoice::kOff, SplitChoice::kOff};
-  constexpr Splits kDivided{SplitChoice::kOn, SplitChoice::kOn};
+  constexpr Splits kUndivided{SplitChoice::kOff, SplitChoice::kOff, SplitChoice::kOff};
+  constexpr Splits kDivided{SplitChoice::kOn, SplitChoice::kOn, SplitChoice::kOn};
   for (const auto& [ranks, splits] : {std::pair(2, kUndivided), std::pair(3, kDivided)}) {
     SCOPED_TRACE(ranks);
     const auto ranked = RankedEngine::Start(GetParam(), Options(), ranks,

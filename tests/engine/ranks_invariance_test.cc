@@ -151,25 +151,27 @@ TEST_P(RanksInvarianceTest, LogitsHaveTheBitsOfOneProcess) {
                         kOff = SplitChoice::kOff;
   const Outcome one = RunSteps(Options());
   ASSERT_FALSE(one.logits.empty());
-  const auto run = [&](int ranks, SplitChoice rows, SplitChoice head,
+  const auto run = [&](int ranks, SplitChoice rows, SplitChoice head, SplitChoice sums,
                        ExpertPlacement (*placement)(const ModelSpec&, int)) {
     SCOPED_TRACE(ranks);
     RunnerOptions options = Options();
     options.placement = placement;
     options.split_rows = rows;
     options.split_head = head;
+    options.owner_sums = sums;
     return RunRanks(ranks, one, options);
   };
-  run(1, kOn, kOn, ExpertPlacement::Balanced);
-  const int64_t shared = run(2, kOff, kOff, ExpertPlacement::Balanced);
+  run(1, kOn, kOn, kOn, ExpertPlacement::Balanced);
+  const int64_t shared = run(2, kOff, kOff, kOff, ExpertPlacement::Balanced);
   // Of 1 to 3 tokens, some ranks have no row.
-  run(4, kOn, kOn, ExpertPlacement::Balanced);
-  const int64_t copied = run(2, kOn, kOff, Copies);
-  EXPECT_EQ(run(2, kAuto, kOff, AllOnTheLast), shared) << "an expert is on one rank";
+  run(4, kOn, kOn, kOff, ExpertPlacement::Balanced);
+  run(4, kOff, kOn, kOn, ExpertPlacement::Balanced);
+  const int64_t copied = run(2, kOn, kOff, kOn, Copies);
+  EXPECT_EQ(run(2, kAuto, kOff, kAuto, AllOnTheLast), shared) << "an expert is on one rank";
   // With copies, both ranks have everything.
   EXPECT_EQ(copied, 2 * one.weight_bytes);
   EXPECT_LE(shared, copied);
-  run(3, kOn, kAuto, AllOnTheLast);
+  run(3, kOn, kAuto, kOn, AllOnTheLast);
 }
 
 // The ranks read their experts from files that one process has written.

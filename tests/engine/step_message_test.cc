@@ -38,7 +38,11 @@ StepMessage RandomMessage(std::mt19937& random) {
   if (random() % 2 == 0) m.long_sequence = Numbers<uint8_t>(random, tokens, 2);
   if (random() % 2 == 0) m.token_types = Numbers<uint8_t>(random, tokens, 2);
   for (size_t i = 0; i < sequences * static_cast<size_t>(m.tables); ++i) {
-    m.page_tables.push_back(Numbers<int32_t>(random, random() % 50, 1000));
+    const auto length = static_cast<int32_t>(random() % 50);
+    m.page_tables.push_back({.base = static_cast<int32_t>(random() % 10) - 1,
+                             .length = length,
+                             .runs = {{0, length}},
+                             .pages = Numbers<int32_t>(random, random() % 50, 1000)});
   }
   if (random() % 2 == 0) m.lengths = Numbers<int32_t>(random, m.page_tables.size(), 1000);
   if (random() % 2 == 0) {
@@ -131,7 +135,7 @@ TEST(StepMessageTest, WrongBytesAreRefused) {
 
 TEST(StepMessageTest, LimitsAndVersionsAreNamed) {
   StepMessage m;
-  m.page_tables = {{1}};
+  m.page_tables = {{.length = 1, .runs = {{0, 1}}, .pages = {1}}};
   m.tokens = m.positions = m.sequence = std::vector<int32_t>(101, 0);
   EXPECT_THAT(ParseStepMessage(Serialize(m), kLimits).status().ToString(),
               ::testing::HasSubstr("tokens: expected at most 100 elements"));
@@ -142,6 +146,10 @@ TEST(StepMessageTest, LimitsAndVersionsAreNamed) {
   m.sequence = {0};
   std::string bytes = Serialize(m);
   EXPECT_TRUE(ParseStepMessage(bytes, kLimits).ok());
+  m.page_tables[0].length = 51;
+  EXPECT_THAT(ParseStepMessage(Serialize(m), kLimits).status().ToString(),
+              ::testing::HasSubstr("length of a page table: expected 0 to 50, found 51"));
+  m.page_tables[0].length = 1;
   m.logit_rows = {0, 0};
   m.tokens = m.positions = m.sequence = {0, 0};
   EXPECT_THAT(ParseStepMessage(Serialize(m), kLimits).status().ToString(),
@@ -151,7 +159,7 @@ TEST(StepMessageTest, LimitsAndVersionsAreNamed) {
               ::testing::HasSubstr("row of logits: expected 0 to 2 exclusive, found 2"));
   bytes[4] = 9;
   EXPECT_THAT(ParseStepMessage(bytes, kLimits).status().ToString(),
-              ::testing::HasSubstr("expected version 3, found 9"));
+              ::testing::HasSubstr("expected version 4, found 9"));
 }
 
 }  // namespace

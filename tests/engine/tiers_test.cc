@@ -191,6 +191,41 @@ TEST_F(BlockTierTest, APromptWithMostExpertsLeavesThoseThatItReadCold) {
   EXPECT_EQ(pages_.cold, expected);
 }
 
+TEST_F(BlockTierTest, ReadsAheadWhatTheStepBeforeChoseInTheNextBlock) {
+  // Room for two experts of a bank.
+  Start({.policy = TierPolicy::kAhead, .memory = 1, .read_ahead = 2 * kTierExpertBytes});
+  const std::shared_ptr<PackedExperts> file = MakeFile(kTierExperts);
+  const auto* const bank = reinterpret_cast<const LinearBank*>(&file);
+  tiers_->Add(bank, file, {});
+  const std::unique_ptr<BlockTier> next = tiers_->NewBlock({bank});
+  const auto run_next = [&](std::vector<int> chosen) {
+    pages_.chosen = std::move(chosen);
+    next->BeforeProducts(plan_, false);
+    next->AfterProducts();
+  };
+  const auto missing_of_next = [&] {
+    pages_.requested.clear();
+    for (int e = 0; e < kTierExperts; ++e) pages_.missing.insert(file->bytes(e).data());
+  };
+  Step({0});
+  EXPECT_TRUE(pages_.requested.empty()) << "no step before";
+  run_next({1, 2, 4});
+  missing_of_next();
+  pages_.missing.erase(file->bytes(1).data());
+  Step({0});
+  EXPECT_EQ(pages_.requested,
+            (std::vector<const char*>{file->bytes(2).data(), file->bytes(4).data()}))
+      << "not what is in memory";
+  missing_of_next();
+  Step({0});
+  EXPECT_EQ(pages_.requested,
+            (std::vector<const char*>{file->bytes(1).data(), file->bytes(2).data()}))
+      << "not more than there is room for";
+  missing_of_next();
+  Step({0}, true);
+  EXPECT_TRUE(pages_.requested.empty()) << "a prompt";
+}
+
 TEST_F(BlockTierTest, AutoTriesBothPolicies) {
   Start({.memory = 1});
   Miss({1});

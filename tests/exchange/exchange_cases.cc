@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <random>
 
@@ -39,6 +40,53 @@ void Gather(Exchange& exchange, const std::vector<int64_t>& bytes, int round) {
     part += size;
   }
   EXPECT_EQ(*part, 0x55) << "the byte behind the buffer";
+}
+
+// bytes[s][r] bytes go from rank s to rank r; bytes[r][r] are those at the rank's own place.
+void AllToAll(Exchange& exchange, const std::vector<std::vector<int64_t>>& bytes, int round) {
+  const auto own = static_cast<size_t>(exchange.rank());
+  std::vector<int64_t> send = bytes[own], receive;
+  send[own] = 0;
+  for (const std::vector<int64_t>& of_rank : bytes) receive.push_back(of_rank[own]);
+  const auto total = [](const std::vector<int64_t>& sizes) {
+    return static_cast<size_t>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
+  };
+  // What rank s sends to rank r is the part of "rank" s * ranks + r.
+  const auto part_of = [&](size_t s, size_t r) { return static_cast<int>(s * send.size() + r); };
+  std::vector<char> sent(total(send)), received(total(receive) + 1, 0x55);
+  char* part = sent.data();
+  for (size_t r = 0; r < send.size(); part += send[r++]) {
+    Fill(part, part_of(own, r), round, send[r]);
+  }
+  exchange.StartAllToAll(sent.data(), send, received.data(), receive);
+  exchange.FinishAllToAll();
+  ASSERT_TRUE(exchange.status().ok()) << exchange.status();
+  const char* from = received.data();
+  for (size_t s = 0; s < receive.size(); from += receive[s++]) {
+    if (s == own) {
+      EXPECT_EQ(std::count(from, from + receive[s], 0x55), receive[s]) << "the rank's own place";
+    } else {
+      EXPECT_EQ(WrongBytes(from, part_of(s, own), round, receive[s]), 0)
+          << "round " << round << ", part " << s;
+    }
+  }
+  EXPECT_EQ(*from, 0x55) << "the byte behind the buffer";
+}
+
+// Parts of random sizes; a third of them are empty.
+void ExchangesParts(Exchange& exchange) {
+  std::mt19937 random(8);  // the same on all ranks
+  const auto ranks = static_cast<size_t>(exchange.ranks());
+  for (int round = 0; round < 40; ++round) {
+    std::vector<std::vector<int64_t>> bytes(ranks);
+    for (std::vector<int64_t>& of_rank : bytes) {
+      for (size_t r = 0; r < ranks; ++r) {
+        const uint32_t size = random() % (round % 10 == 0 ? 100000 : 2000);
+        of_rank.push_back(round == 5 || random() % 3 == 0 ? 0 : size);
+      }
+    }
+    AllToAll(exchange, bytes, round);
+  }
 }
 
 // Parts of random sizes; a third of them are empty.
@@ -93,7 +141,9 @@ void FunctionsInTurn(Exchange& exchange) {
     if (exchange.rank() == 0) Fill(message.data(), 0, round, 64);
     exchange.Broadcast(message);
     EXPECT_EQ(WrongBytes(message.data(), 0, round, 64), 0);
-    Gather(exchange, std::vector<int64_t>(static_cast<size_t>(exchange.ranks()), 64), round);
+    const auto ranks = static_cast<size_t>(exchange.ranks());
+    Gather(exchange, std::vector<int64_t>(ranks, 64), round);
+    AllToAll(exchange, {ranks, std::vector<int64_t>(ranks, 64)}, round);
     std::vector<char> own(64);
     std::vector<char> all(exchange.rank() == 0 ? 64 * static_cast<size_t>(exchange.ranks()) : 0);
     Fill(own.data(), exchange.rank(), round + 1, 64);
@@ -120,13 +170,41 @@ void CountsBytes(Exchange& exchange) {
   EXPECT_EQ(after.wait_seconds[static_cast<size_t>(exchange.rank())], 0);
 }
 
+void CountsBytesOfAllToAlls(Exchange& exchange) {
+  const ExchangeCounts before = exchange.counts();
+  // Rank s sends 100 s + 10 r bytes to rank r.
+  std::vector<std::vector<int64_t>> bytes(static_cast<size_t>(exchange.ranks()));
+  int64_t sent = 0, received = 0;
+  for (int s = 0; s < exchange.ranks(); ++s) {
+    for (int r = 0; r < exchange.ranks(); ++r) {
+      const int64_t size = 100 * s + 10 * r;
+      bytes[static_cast<size_t>(s)].push_back(size);
+      if (s == r) continue;
+      if (s == exchange.rank()) sent += size;
+      if (r == exchange.rank()) received += size;
+    }
+  }
+  AllToAll(exchange, bytes, 0);
+  const ExchangeCounts after = exchange.counts();
+  constexpr auto kKind = static_cast<size_t>(ExchangeKind::kAllToAll);
+  EXPECT_EQ(after.gathers - before.gathers, 1u);
+  EXPECT_EQ(static_cast<int64_t>(after.sent_by[kKind] - before.sent_by[kKind]), sent);
+  EXPECT_EQ(static_cast<int64_t>(after.bytes_sent - before.bytes_sent), sent);
+  EXPECT_EQ(static_cast<int64_t>(after.bytes_received - before.bytes_received), received);
+}
+
 }  // namespace
 
 const std::vector<ExchangeCase>& ExchangeCases() {
-  static const auto* const cases = new std::vector<ExchangeCase>{
-      {"GathersParts", GathersParts},       {"GathersNothing", GathersNothing},
-      {"Broadcasts", Broadcasts},           {"GathersAtTheLeader", GathersAtTheLeader},
-      {"FunctionsInTurn", FunctionsInTurn}, {"CountsBytes", CountsBytes}};
+  static const auto* const cases =
+      new std::vector<ExchangeCase>{{"GathersParts", GathersParts},
+                                    {"GathersNothing", GathersNothing},
+                                    {"ExchangesParts", ExchangesParts},
+                                    {"Broadcasts", Broadcasts},
+                                    {"GathersAtTheLeader", GathersAtTheLeader},
+                                    {"FunctionsInTurn", FunctionsInTurn},
+                                    {"CountsBytes", CountsBytes},
+                                    {"CountsBytesOfAllToAlls", CountsBytesOfAllToAlls}};
   return *cases;
 }
 

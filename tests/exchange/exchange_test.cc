@@ -67,6 +67,22 @@ TEST(ExchangeTest, ARankThatSendsNothingIsLost) {
   });
 }
 
+TEST(ExchangeTest, ARankThatSendsNoPartIsLost) {
+  OnRanks(3, {.timeout = absl::Milliseconds(50)}, [](Exchange& exchange) {
+    if (exchange.rank() == 2) return;
+    std::vector<char> send(20), receive(30);
+    std::vector<int64_t> sent(3, 10);
+    sent[static_cast<size_t>(exchange.rank())] = 0;
+    for (int i = 0; i < 100; ++i) {  // all but the first return at once
+      exchange.StartAllToAll(send.data(), sent, receive.data(), std::vector<int64_t>(3, 10));
+      exchange.FinishAllToAll();
+    }
+    EXPECT_EQ(exchange.status(),
+              absl::UnavailableError("rank 2 was lost: it sent nothing within 50ms"));
+    EXPECT_EQ(exchange.counts().gathers, 0u);
+  });
+}
+
 TEST(ExchangeTest, ARankThatTakesNothingIsLost) {
   OnRanks(2, {.timeout = absl::Milliseconds(50)}, [](Exchange& exchange) {
     if (exchange.rank() == 1) return;
@@ -120,6 +136,24 @@ TEST(ExchangeTest, DifferentSizesAreFound) {
                                                              : std::vector<int64_t>{20, 10, 0});
     exchange.FinishGather();
     EXPECT_EQ(exchange.status().code(), absl::StatusCode::kInternal) << exchange.status();
+  });
+}
+
+// Each rank sends 10 bytes to the other one; rank 1 expects more.
+TEST(ExchangeTest, DifferentSizesOfAllToAllsAreFound) {
+  OnRanks(2, {.check_order = true}, [](Exchange& exchange) {
+    const auto own = static_cast<size_t>(exchange.rank());
+    std::vector<char> send(10), receive(20);
+    std::vector<int64_t> sent(2, 10), received(2, exchange.rank() == 1 ? 15 : 10);
+    sent[own] = received[own] = 0;
+    exchange.StartAllToAll(send.data(), sent, receive.data(), received);
+    exchange.FinishAllToAll();
+    const char* const calls[] = {"call 0, an all-to-all that sends 10 and receives 10 bytes",
+                                 "call 0, an all-to-all that sends 10 and receives 15 bytes"};
+    EXPECT_EQ(exchange.status(),
+              absl::InternalError(Concat("the ranks are at different calls of the exchange: rank ",
+                                         own, " at ", calls[own], "; rank ", 1 - own, " at ",
+                                         calls[1 - own])));
   });
 }
 

@@ -164,6 +164,15 @@ def test_files(out):
             shutil.copyfile(path, out / target / "-".join(path.relative_to(ROOT).parts))
 
 
+def rank_step():
+    """A step of two tokens, whose page table replaces an empty one (engine/ranks/step_message.cc)."""
+    array = lambda kind, *values: struct.pack(f"<Q{len(values)}{kind}", len(values), *values)
+    table = struct.pack("<ii", -1, 2) + struct.pack("<Qii", 1, 0, 2) + array("i", 3, 4)
+    return (struct.pack("<QBQQQ", 1, 0, 0, 5, 0) + array("i", 7, 8) + array("i", 0, 1) +
+            array("i", 0, 0) + array("B") + array("B") + struct.pack("<iQ", 1, 1) + table +
+            6 * array("i") + struct.pack("<BB", 0, 0) + array("i", 1) + struct.pack("<QIIQ", 0, 1, 0, 0))
+
+
 def write(out):
     for target in (HERE / "targets").glob("*_fuzz.cc"):
         (out / target.stem.removesuffix("_fuzz")).mkdir(parents=True, exist_ok=True)
@@ -204,7 +213,7 @@ def write(out):
     (out / "rank_messages/report").write_bytes(
         b"\1" + struct.pack("<I", 0) + text(b"") + text(b"host") + struct.pack("<I", 1) +
         text(b"version") + text(b"1"))
-    (out / "rank_messages/step").write_bytes(bytes(200))
+    (out / "rank_messages/step").write_bytes(b"\0" + rank_step())
     (out / "rank_messages/greeting").write_bytes(b"\2" + bytes(4 * 4 + 64 + 32 + 32))
     (out / "rank_messages/addresses").write_bytes(b"\2" + b"10.0.0.1 5\n")
     for target in ("pickle", "torch"):

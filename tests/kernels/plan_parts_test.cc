@@ -153,6 +153,77 @@ TEST_P(PlanPartsTest, CoverThePlanOnce) {
   }
 }
 
+// Each rank adds the results of some rows: what the ranks send is what they expect, in the order in
+// which they number it.
+TEST_P(PlanPartsTest, EachRowIsAddedByOneRank) {
+  const auto [rows, experts, selected, ranks, without] = GetParam();
+  std::mt19937 random(static_cast<uint32_t>(rows + 50 * experts + 3 * ranks));
+  std::vector<PlanPartsMemory> memories(static_cast<size_t>(ranks));
+  for (int round = 0; round < 5; ++round) {
+    const PlanWithArrays whole = PlanOfRandomRows(random, rows, experts, selected);
+    std::vector<int> owner(static_cast<size_t>(experts), kNoOwner);
+    for (int e = without > 0 ? 1 : 0; e < experts - without; ++e) {
+      owner[static_cast<size_t>(e)] = static_cast<int>(random() % static_cast<uint32_t>(ranks));
+    }
+    // Some ranks may have no row.
+    std::vector<int64_t> row_begin{0, rows};
+    for (int r = 1; r < ranks; ++r) row_begin.push_back(random() % static_cast<uint32_t>(rows + 1));
+    std::ranges::sort(row_begin);
+    std::vector<PlanParts> parts;
+    std::vector<std::vector<std::tuple<int, int, float>>> arriving(static_cast<size_t>(ranks));
+    for (int rank = 0; rank < ranks; ++rank) {
+      const PlanOwners owners{
+          .of_expert = owner, .ranks = ranks, .rank = rank, .places = experts - without};
+      PlanOwners with_rows = owners;
+      with_rows.row_begin = row_begin;
+      PlanPartsMemory& memory = memories[static_cast<size_t>(rank)];
+      const auto local = Assignments(memory.Divide(whole.plan, owners).local);
+      parts.push_back(memory.Divide(whole.plan, with_rows));
+      const PlanParts& p = parts.back();
+      EXPECT_EQ(Assignments(p.local), local) << "what a rank computes";
+      CheckAssignmentsOfRows(p.local);
+      CheckAssignmentsOfRows(p.joint);
+      const int32_t* next = p.by_adder;
+      for (size_t to = 0; to < arriving.size(); ++to) {
+        for (int64_t i = 0; i < p.rows_for_rank[to]; ++i) {
+          arriving[to].push_back(local[static_cast<size_t>(*next++)]);
+        }
+      }
+      EXPECT_EQ(next - p.by_adder, std::ssize(local));
+    }
+    for (size_t r = 0; r < parts.size(); ++r) {
+      const PlanParts& p = parts[r];
+      EXPECT_EQ(p.joint.rows, row_begin[r + 1] - row_begin[r]);
+      EXPECT_EQ(p.joint.expert_offsets[experts], p.joint.num_assignments);
+      int64_t first = 0;
+      for (size_t from = 0; from < parts.size(); ++from) {
+        EXPECT_EQ(p.rows_of_rank[from], parts[from].rows_for_rank[r]);
+        if (from < r) first += p.rows_of_rank[from];
+      }
+      EXPECT_EQ(p.first, first);
+      auto joint = Assignments(p.joint);
+      for (auto& assignment : joint) std::get<0>(assignment) += static_cast<int>(row_begin[r]);
+      ASSERT_GE(joint.size(), arriving[r].size());
+      EXPECT_TRUE(std::equal(arriving[r].begin(), arriving[r].end(), joint.begin()));
+      // Experts without an owner follow; together, the rows have all their assignments.
+      for (size_t i = arriving[r].size(); i < joint.size(); ++i) {
+        EXPECT_EQ(owner[static_cast<size_t>(std::get<1>(joint[i]))], kNoOwner);
+      }
+      const int32_t all = whole.row_offsets[static_cast<size_t>(row_begin[r + 1])] -
+                          whole.row_offsets[static_cast<size_t>(row_begin[r])];
+      EXPECT_EQ(p.joint.num_assignments, all);
+      for (int e = 0; e < experts; ++e) {
+        const int32_t at = p.joint.expert_offsets[e];
+        const auto of_expert = [e](const auto& a) { return std::get<1>(a) == e; };
+        const auto found = std::ranges::find_if(joint, of_expert);
+        if (found != joint.end()) {
+          EXPECT_EQ(at, found - joint.begin());
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, PlanPartsTest,
                          ::testing::Values(PartsCase{0, 4, 2, 2, 0}, PartsCase{1, 4, 2, 2, 0},
                                            PartsCase{50, 8, 3, 1, 0}, PartsCase{50, 8, 3, 2, 0},

@@ -79,8 +79,10 @@ class Commands(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             text = pathlib.Path(folder) / "text.txt"
             text.write_text("The cat sat on the mat. " * 20)
-            self.compare("score", "--quiet", "-m", f"{MODELS}/mh-moe", "--json", "--max-num-seqs",
-                         1, "--text", text)
+            for sums in ("on", "off"):
+                with self.subTest(owner_sums=sums):
+                    self.compare("score", "--quiet", "-m", f"{MODELS}/mh-moe", "--json",
+                                 "--max-num-seqs", 1, "--text", text, "--owner-sums", sums)
 
     def test_the_start_fails_once_and_everywhere(self):
         good = ("generate", "--quiet", "-m", f"{MODELS}/mh-moe", "--prompt", "Once")
@@ -89,6 +91,7 @@ class Commands(unittest.TestCase):
         for first, others, expected in (
                 (good, (*good, "--dtype", "bf16"), "rank 1 on {}: --dtype: expected auto"),
                 (good, (*good, "--cpu-isa", "plain"), "rank 1 on {}: instruction set: expected"),
+                (good, (*good, "--owner-sums", "on"), "rank 1 on {}: --owner-sums: expected auto"),
                 (good, other, "rank 1 on {}: model files"),
                 (good, missing, "rank 1 on {}: " + f"{MODELS}/none"),
                 (missing, good, "rank 0 on {}: " + f"{MODELS}/none")):

@@ -87,6 +87,7 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
     model_options.load_watch = ranks.load_watch;
     model_options.split_rows = ranks.split_rows;
     model_options.split_head = ranks.split_head;
+    model_options.owner_sums = ranks.owner_sums;
   }
   std::unique_ptr<PackedCache> packed;
   if (!ranks.packed_folder.empty()) {

@@ -71,6 +71,7 @@ struct TestRanks {
   LoadWatch* load_watch = nullptr;  // may be null
   SplitChoice split_rows = SplitChoice::kAuto;
   SplitChoice split_head = SplitChoice::kAuto;
+  SplitChoice owner_sums = SplitChoice::kAuto;
   std::filesystem::path packed_folder = {};  // of a packed cache; empty: there is none
 };
 

@@ -118,6 +118,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
     model.placement = &runner->placement_;
     model.split_rows = options.split_rows;
     model.split_head = options.split_head;
+    model.owner_sums = options.owner_sums;
   }
   RunnerWeights weights(*checkpoint.weights, options);
   std::unique_ptr<PackedCache> packed;

@@ -34,7 +34,8 @@ struct RunnerOptions {
   std::function<ExpertPlacement(const ModelSpec&, int ranks)> placement = ExpertPlacement::Balanced;
   SplitChoice split_rows = SplitChoice::kAuto;
   SplitChoice split_head = SplitChoice::kAuto;  // if divided, only the leader returns logits
-  bool keep_fp8 = false;                        // ModelOptions::keep_fp8
+  SplitChoice owner_sums = SplitChoice::kAuto;
+  bool keep_fp8 = false;  // ModelOptions::keep_fp8
   // Rounds the matrices of experts to FP8 with a scale for 128 columns of a row, as which they can
   // be kept.
   bool round_to_fp8 = false;

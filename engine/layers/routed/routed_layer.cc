@@ -190,7 +190,8 @@ RoutingPlan RoutedLayer::Select(StepContext& ctx, const RowsView& rows) const {
       {.router = router_.get(), .input = input, .given = &kept, .slot = slot_});
 }
 
-RowsView RoutedLayer::RunExperts(StepContext& ctx, RoutingPlan& plan, const RowsView& rows) const {
+RoutedLayer::Results RoutedLayer::RunExperts(StepContext& ctx, const RoutingPlan& plan,
+                                             const RowsView& rows, bool outputs_gathered) const {
   RowsView inputs = rows;
   if (latent_down_ != nullptr) {
     inputs = ctx.TakeGathered(rows.rows, latent_down_->shape().out_features[0], ctx.activation);
@@ -203,47 +204,64 @@ RowsView RoutedLayer::RunExperts(StepContext& ctx, RoutingPlan& plan, const Rows
   const RoutingPlan bodies = all_have_bodies || null_.places == plan.num_experts
                                  ? plan
                                  : ctx.backend.FirstExperts(plan, null_.places);
-  PlacedPlan placed = places_->Divide(ctx, plan, bodies);
-  const RowsView results =
-      ctx.workspace.Take(placed.all.capacity, body_->ResultWidth(inputs.cols), ctx.activation);
-  RowsView own = results;
-  own.data = results.row(placed.first);
-  own.rows = placed.here.capacity;
+  const int64_t width = body_->ResultWidth(inputs.cols);
+  const int64_t output_width = heads_ * (latent_up_ != nullptr ? rows.cols : width);
+  PlacedPlan placed =
+      places_->Divide(ctx, plan, bodies,
+                      {.tokens = rows.rows / heads_,
+                       .result_bytes = width * static_cast<int64_t>(SizeOf(ctx.activation)),
+                       .output_bytes = output_width * static_cast<int64_t>(sizeof(float)),
+                       .outputs_gathered = outputs_gathered});
+  RoutingPlan& here = placed.parts.local;
+  const Results results{
+      .plan = placed.parts.joint,
+      .rows = ctx.workspace.Take(placed.parts.joint.capacity, width, ctx.activation),
+      .sums = placed.sums};
   if (tier_ != nullptr) {
     const auto& phases = ctx.batch.phase;
-    tier_->BeforeProducts(placed.here, std::ranges::find(phases, Phase::kPrefill) != phases.end());
+    tier_->BeforeProducts(here, std::ranges::find(phases, Phase::kPrefill) != phases.end());
   }
-  body_->Run(ctx, placed.here, inputs, own);
-  if (tier_ != nullptr) tier_->AfterProducts();
-  places_->Collect(ctx, placed, results);
-  plan = placed.all;
+  {
+    const Workspace::Scope scope(ctx.workspace);
+    const RowsView own = placed.sums.divided()
+                             ? ctx.workspace.Take(here.capacity, width, ctx.activation)
+                             : results.rows.Rows(placed.parts.first, here.capacity);
+    body_->Run(ctx, here, inputs, own);
+    if (tier_ != nullptr) tier_->AfterProducts();
+    places_->Collect(ctx, placed, own, results.rows);
+  }
   if (all_have_bodies) return results;
-  ctx.backend.AssignRows({.plan = &plan,
+  ctx.backend.AssignRows({.plan = &results.plan,
                           .sources = static_cast<const int32_t*>(null_.sources->data()),
                           .first = null_.first,
                           .constants = null_.constants == nullptr
                                            ? nullptr
                                            : static_cast<const float*>(null_.constants->data()),
-                          .input = inputs,
-                          .output = results});
+                          .input = results.sums.Own(inputs),
+                          .output = results.rows});
   return results;
 }
 
-void RoutedLayer::CombineAndMerge(StepContext& ctx, const RoutingPlan& plan,
-                                  const RowsView& results, const RowsView& rows,
-                                  const RowsView& output) const {
-  if (ctx.left_sum != nullptr && output.data == ctx.left_rows.data && merge_.empty() &&
-      latent_up_ == nullptr && heads_ == 1) {
-    *ctx.left_sum = {.plan = plan,
-                     .results = results,
+void RoutedLayer::CombineAndMerge(StepContext& ctx, const Results& results, const RowsView& rows,
+                                  const RowsView& output, RowDivision* left) const {
+  const bool own_sums = results.sums.divided();
+  if (ctx.left_sum != nullptr && output.data == ctx.left_rows.data && !projects() && heads_ == 1 &&
+      !own_sums) {
+    *ctx.left_sum = {.plan = results.plan,
+                     .results = results.rows,
                      .residual = residual_ ? std::optional(rows) : std::nullopt,
                      .weighted = !weight_input_};
     return;
   }
-  const bool projects = !merge_.empty() || latent_up_ != nullptr;
-  const RowDivision division = projects ? ctx.division : RowDivision();
-  const RowsView own = division.Own(output);
-  const RoutingPlan own_plan = RowsOfPlan(plan, division.first_token() * heads_, own.rows * heads_);
+  const RowDivision division = own_sums ? results.sums : projects() ? ctx.division : RowDivision();
+  // Rows that are gathered have no padding.
+  const bool copies = own_sums && output.stride != output.cols;
+  const RowsView whole =
+      copies ? ctx.workspace.TakeDense(output.rows, output.cols, DType::kF32) : output;
+  const RowsView own = division.Own(whole);
+  const RoutingPlan own_plan =
+      own_sums ? results.plan
+               : RowsOfPlan(results.plan, division.first_token() * heads_, own.rows * heads_);
   const RowsView own_rows = division.Own(rows);
   RowsView combined = own;
   if (!merge_.empty()) {
@@ -252,10 +270,10 @@ void RoutedLayer::CombineAndMerge(StepContext& ctx, const RoutingPlan& plan,
   const RowsView sub_tokens = AsSubTokens(combined, heads_);
   RowsView sums = sub_tokens;
   if (latent_up_ != nullptr) {
-    sums = ctx.workspace.Take(sub_tokens.rows, results.cols, ctx.activation);
+    sums = ctx.workspace.Take(sub_tokens.rows, results.rows.cols, ctx.activation);
   }
   const CombineArgs sum{.plan = &own_plan,
-                        .results = results,
+                        .results = results.rows,
                         .residual = residual_ ? &own_rows : nullptr,
                         .output = sums,
                         .weighted = !weight_input_};
@@ -276,7 +294,12 @@ void RoutedLayer::CombineAndMerge(StepContext& ctx, const RoutingPlan& plan,
                         .sum = i == 0 && latent_up_ == nullptr ? &sum : nullptr});
     combined = merged;
   }
-  division.Gather(ctx.backend, output);
+  if (left != nullptr) {
+    *left = division;
+    return;
+  }
+  division.Gather(ctx.backend, whole);
+  if (copies) ctx.backend.Convert(whole, output);
 }
 
 RoutedLayer::RoutedRows RoutedLayer::Route(StepContext& ctx, const RowsView& x) const {
@@ -284,11 +307,11 @@ RoutedLayer::RoutedRows RoutedLayer::Route(StepContext& ctx, const RowsView& x) 
   return {rows, Select(ctx, rows)};
 }
 
-void RoutedLayer::RunRouted(StepContext& ctx, const RoutedRows& routed,
-                            const RowsView& output) const {
-  RoutingPlan plan = routed.plan;
-  const RowsView results = RunExperts(ctx, plan, routed.rows);
-  CombineAndMerge(ctx, plan, results, routed.rows, output);
+void RoutedLayer::RunRouted(StepContext& ctx, const RoutedRows& routed, const RowsView& output,
+                            RowDivision* left) const {
+  const bool outputs_gathered = ctx.division.divided() && (projects() || left != nullptr);
+  const Results results = RunExperts(ctx, routed.plan, routed.rows, outputs_gathered);
+  CombineAndMerge(ctx, results, routed.rows, output, left);
 }
 
 }  // namespace moeserve

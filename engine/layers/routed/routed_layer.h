@@ -24,10 +24,12 @@ class RoutedLayer {
                                                    int block, std::unique_ptr<ExpertBody> body);
 
   // Routes the tokens `x` [T, d] (activation type) and writes the weighted sum of their experts'
-  // outputs [T, d] (f32) to `output`.
-  void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
+  // outputs [T, d] (f32) to `output`. If `left` is not null, it may write the own rows of a
+  // division only, which it sets *left to; the caller then gathers them.
+  void Forward(StepContext& ctx, const RowsView& x, const RowsView& output,
+               RowDivision* left = nullptr) const {
     const Workspace::Scope scope(ctx.workspace);
-    RunRouted(ctx, Route(ctx, x), output);
+    RunRouted(ctx, Route(ctx, x), output, left);
   }
 
   // The rows of a step and the experts that compute them.
@@ -37,7 +39,8 @@ class RoutedLayer {
   };
   // The two parts of Forward(). The memory that they take from the workspace is the caller's.
   RoutedRows Route(StepContext& ctx, const RowsView& x) const;
-  void RunRouted(StepContext& ctx, const RoutedRows& routed, const RowsView& output) const;
+  void RunRouted(StepContext& ctx, const RoutedRows& routed, const RowsView& output,
+                 RowDivision* left = nullptr) const;
 
   // What computes the experts.
   const ExpertBody& body() const { return *body_; }
@@ -59,16 +62,26 @@ class RoutedLayer {
                                const RoutedLayerSpec& spec, int model_width);
 
   RowsView Split(StepContext& ctx, const RowsView& x) const;
-  // Returns the results of all experts, one row per assignment. Changes `plan` to the one whose
-  // assignments have these rows.
-  RowsView RunExperts(StepContext& ctx, RoutingPlan& plan, const RowsView& rows) const;
+  // The results of experts.
+  struct Results {
+    RoutingPlan plan;
+    RowsView rows;  // one per assignment of the plan
+    // If divided, the plan has this rank's own rows only.
+    RowDivision sums;
+  };
+  // Returns the results that this rank combines. `outputs_gathered`: see PlacedRows.
+  Results RunExperts(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows,
+                     bool outputs_gathered) const;
+  // Whether products follow the sums.
+  bool projects() const { return !merge_.empty() || latent_up_ != nullptr; }
   // Returns one routing override per row; empty if no sequence of the step has one.
   std::vector<RouteOverride> Overrides(const StepContext& ctx) const;
   // Runs the stages score, gate and select.
   RoutingPlan Select(StepContext& ctx, const RowsView& rows) const;
   // Sums the experts' outputs for every row, merges sub-tokens and applies the merge projection.
-  void CombineAndMerge(StepContext& ctx, const RoutingPlan& plan, const RowsView& results,
-                       const RowsView& rows, const RowsView& output) const;
+  // `left` as in Forward().
+  void CombineAndMerge(StepContext& ctx, const Results& results, const RowsView& rows,
+                       const RowsView& output, RowDivision* left) const;
 
   std::unique_ptr<Router> router_;
   std::unique_ptr<ExpertBody> body_;

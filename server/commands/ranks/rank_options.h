@@ -19,6 +19,8 @@ struct RankOptions {
   std::string link;
   std::string split_rows = "auto";  // a SplitChoice
   std::string split_head = "auto";
+  std::string owner_sums = "auto";
+  bool no_checksums = false;
   // The leader's: a file of a placement. Empty: experts are placed with uniform loads and so many
   // copies.
   std::string placement;

@@ -21,6 +21,9 @@ constexpr uint64_t kMostTextBytes = 1 << 24;
 // How long the leader waits for followers to close their links, once they were told to stop.
 constexpr absl::Duration kStopTime = absl::Seconds(10);
 constexpr absl::Duration kConnectTime = absl::Seconds(30);
+// How long a follower waits before it tells of a loss if it does not know whose, or if it seems to
+// be the leader's, which its link would have told.
+constexpr absl::Duration kUnknownLossTime = absl::Milliseconds(400);
 // As much as options of the engine allow.
 constexpr StepLimits kStepLimits{
     .tokens = 1 << 20, .sequences = 1 << 20, .pages = 1 << 24, .changes = 1 << 24};
@@ -116,6 +119,8 @@ absl::Status RankSession::Place(const ModelSpec& spec, ModelOptions& options,
   MOESERVE_ASSIGN_OR_RETURN(placement_, DecodePlacement(text, spec, ranks()));
   options.split_rows = SplitNamed(options_.split_rows);
   options.split_head = SplitNamed(options_.split_head);
+  options.owner_sums = SplitNamed(options_.owner_sums);
+  options.rank_checksums = !options_.no_checksums;
   expert_files_ = std::move(files);
   ExpertSource source;
   if (expert_files_ != nullptr) {
@@ -229,6 +234,13 @@ RankStatus RankSession::Ranks() const {
   return status;
 }
 
+absl::Status RankSession::status() const {
+  // The leader's own error, such as a damaged file, can be why the exchange has failed.
+  absl::Status status = leader_ == nullptr ? absl::OkStatus() : leader_->status();
+  status.Update(exchange_->status());
+  return status;
+}
+
 void RankSession::Lost(int rank, const std::string& reason) {
   exchange_->Lose(rank, reason);
   const absl::Status status = exchange_->status();
@@ -307,7 +319,11 @@ absl::Status RankSession::Follow(Model& model) {
   }
   if (status.ok()) return status;
   const std::string message(status.message());
-  if (const int lost = exchange_->lost_rank(); link_ != nullptr && lost > 0) {
+  const bool own = status != exchange_->status();
+  const int lost = exchange_->lost_rank();
+  // The leader has learnt in the meantime which rank has ended, or which one it waits for itself.
+  if (!own && lost <= 0) absl::SleepFor(kUnknownLossTime);
+  if (link_ != nullptr && !own && lost > 0) {
     constexpr std::string_view kLost = " was lost: ";
     const size_t found = message.find(kLost);
     link_->SendLoss(lost,

@@ -84,8 +84,9 @@ class RankSession {
 
   // Returns what is known of the ranks. Any thread may call it.
   RankStatus Ranks() const;
-  // Returns Unavailable with the reason once a rank is lost.
-  absl::Status status() const { return exchange_->status(); }
+  // Returns Unavailable with the reason once a rank is lost; at the leader, also the error after
+  // which no step can follow.
+  absl::Status status() const;
 
  private:
   RankSession(const RankOptions& options, OpenedExchange opened);

@@ -102,7 +102,7 @@ absl::Status GenerationSession::Apply(int index, OutputDelta delta) {
 
 http::Progress GenerationSession::Fail(const absl::Status& status, std::string data) {
   generation_->Cancel();
-  const HttpError error = ToHttpError(status);
+  const HttpError error = http::ReportedError(status);
   final_status_ = error.status;
   // After the head of a stream is sent, the status cannot change.
   if (streaming_) {

@@ -46,9 +46,9 @@ class InferSession final : public PendingResponse {
   Progress Next() override {
     Result<std::optional<InferAnswer>> answer = run_->Take();
     if (!answer.ok()) {
-      const HttpError error = ToHttpError(answer.status());
-      final_status_ = error.status;
+      final_status_ = ToHttpError(answer.status()).status;
       if (!streaming_) return InferenceError(answer.status());
+      const HttpError error = ReportedError(answer.status());
       return StreamPart{Concat("data: ", InferenceErrorJson(error), "\n\n"), true};
     }
     if (!*answer) return Wait();
