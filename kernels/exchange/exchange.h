@@ -75,7 +75,7 @@ class Exchange {
   }
   virtual void FinishAllToAll() { MOESERVE_CHECK(false, "an exchange with all-to-alls"); }
 
-  // Whether the two functions below may be called, which gather a buffer in the memory of a device.
+  // Whether the functions of device memory may be called.
   virtual bool reads_device_memory() const { return false; }
   // The same as StartGather() for a buffer in the memory of the device, in the order of `stream`,
   // which is one of the backend (cudaStream_t): the own part is what work that was queued before
@@ -88,6 +88,15 @@ class Exchange {
   }
   // Waits until the buffer is complete, and with it all work of the stream.
   virtual void FinishDeviceGather() {
+    MOESERVE_CHECK(false, "an exchange that reads device memory");
+  }
+  // The same as StartAllToAll() for buffers in the memory of the device, as above.
+  virtual void StartDeviceAllToAll(const void* /*send*/, std::span<const int64_t> /*send_bytes*/,
+                                   void* /*receive*/, std::span<const int64_t> /*receive_bytes*/,
+                                   void* /*stream*/) {
+    MOESERVE_CHECK(false, "an exchange that reads device memory");
+  }
+  virtual void FinishDeviceAllToAll() {
     MOESERVE_CHECK(false, "an exchange that reads device memory");
   }
 

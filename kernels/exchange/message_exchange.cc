@@ -224,12 +224,14 @@ void MessageExchange::StartGather(void* buffer, std::span<const int64_t> bytes) 
   }
 }
 
-void MessageExchange::StartAllToAll(const void* send, std::span<const int64_t> send_bytes,
-                                    void* receive, std::span<const int64_t> receive_bytes) {
+void MessageExchange::BeginAllToAll(std::span<const int64_t> send_bytes,
+                                    std::span<const int64_t> receive_bytes) {
   MOESERVE_CHECK(!gathering_, "one exchange at a time");
   MOESERVE_CHECK(std::ssize(send_bytes) == ranks() && std::ssize(receive_bytes) == ranks(),
                  "parts for and from every rank");
   MOESERVE_CHECK(send_bytes[static_cast<size_t>(rank())] == 0, "a rank sends nothing to itself");
+  for (const int64_t size : send_bytes) MOESERVE_CHECK(size >= 0, "sizes of parts");
+  for (const int64_t size : receive_bytes) MOESERVE_CHECK(size >= 0, "sizes of parts");
   gathering_ = true;
   gather_start_ = SteadyNow();
   kind_ = ExchangeKind::kAllToAll;
@@ -244,6 +246,11 @@ void MessageExchange::StartAllToAll(const void* send, std::span<const int64_t> s
     }
     Compare(told, expected, /*everyone=*/true, /*patient=*/false);
   }
+}
+
+void MessageExchange::StartAllToAll(const void* send, std::span<const int64_t> send_bytes,
+                                    void* receive, std::span<const int64_t> receive_bytes) {
+  BeginAllToAll(send_bytes, receive_bytes);
   std::vector<const char*> parts;
   const auto* part = static_cast<const char*>(send);
   for (const int64_t size : send_bytes) {
@@ -253,7 +260,6 @@ void MessageExchange::StartAllToAll(const void* send, std::span<const int64_t> s
   auto* to = static_cast<char*>(receive);
   for (int r = 0; r < ranks(); ++r) {
     const int64_t size = receive_bytes[static_cast<size_t>(r)];
-    MOESERVE_CHECK(size >= 0 && send_bytes[static_cast<size_t>(r)] >= 0, "sizes of parts");
     if (r != rank()) Receive(r, to, size);
     to += size;
   }

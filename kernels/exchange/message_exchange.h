@@ -67,8 +67,12 @@ class MessageExchange : public Exchange {
   // Declares the exchange failed with this status, because of this rank or, if that is -1, of an
   // unknown one, unless it has failed before.
   void Fail(absl::Status status, int rank = -1);
-  // Begins and ends a gather; `arrived` [ranks] are the seconds until each rank's part came.
+  // The leader's: waits a little for Lose(), which another thread may call.
+  void WaitForReason() const;
+  // Begin and end a gather or all-to-all; `arrived` [ranks] are the seconds until each rank's part
+  // came.
   void BeginGather(std::span<const int64_t> bytes);
+  void BeginAllToAll(std::span<const int64_t> send_bytes, std::span<const int64_t> receive_bytes);
   void EndGather(std::span<const double> arrived);
   // Count bytes of the current call.
   void CountSent(int64_t bytes);
@@ -92,8 +96,6 @@ class MessageExchange : public Exchange {
   void Receive(int rank, void* data, int64_t bytes);
   // Declares the rank lost with which the transport has failed; `rank` if that is not known.
   void LoseFailed(int rank, const char* error);
-  // The leader's: waits a little for Lose(), which another thread may call.
-  void WaitForReason() const;
   // Waits for all messages. `arrived`, if it is not null, gets the seconds until all messages from
   // each rank had arrived. `patient`: without a deadline.
   void Wait(std::vector<double>* arrived = nullptr, bool patient = false);

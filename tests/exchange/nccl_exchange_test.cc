@@ -124,6 +124,31 @@ class ThroughDevice final : public Exchange {
     });
     EXPECT_EQ(cudaStreamSynchronize(device_.stream), cudaSuccess);
   }
+  void StartAllToAll(const void* send, std::span<const int64_t> send_bytes, void* receive,
+                     std::span<const int64_t> receive_bytes) override {
+    char* const from = device_.memory + kDeviceBytes / 2;
+    const auto total = std::accumulate(send_bytes.begin(), send_bytes.end(), size_t{0});
+    buffer_ = static_cast<char*>(receive);
+    EXPECT_LE(std::accumulate(receive_bytes.begin(), receive_bytes.end(), total), kDeviceBytes / 2);
+    EXPECT_EQ(cudaMemsetAsync(device_.memory, 0x33, kDeviceBytes, device_.stream), cudaSuccess);
+    if (total > 0) {
+      EXPECT_EQ(cudaMemcpyAsync(from, send, total, cudaMemcpyHostToDevice, device_.stream),
+                cudaSuccess);
+    }
+    bytes_.assign(receive_bytes.begin(), receive_bytes.end());
+    to_.StartDeviceAllToAll(from, send_bytes, device_.memory, receive_bytes, device_.stream);
+  }
+  void FinishAllToAll() override {
+    to_.FinishDeviceAllToAll();
+    if (!status().ok()) return;
+    ForEachPart([this](int r, int64_t begin, size_t size) {
+      if (r == rank()) return;  // the caller's, which stays as it is
+      EXPECT_EQ(cudaMemcpyAsync(buffer_ + begin, device_.memory + begin, size,
+                                cudaMemcpyDeviceToHost, device_.stream),
+                cudaSuccess);
+    });
+    EXPECT_EQ(cudaStreamSynchronize(device_.stream), cudaSuccess);
+  }
   void Broadcast(std::span<char> message) override { to_.Broadcast(message); }
   void BroadcastWhenever(std::span<char> message) override { to_.BroadcastWhenever(message); }
   void GatherAtLeader(std::span<const char> own, std::span<char> all) override {
@@ -258,7 +283,7 @@ TEST(NcclExchangeTest, AnErrorOfNcclIsALoss) {
     const std::string message(device.exchange->status().message());
     if (device.exchange->rank() == 0) {
       EXPECT_EQ(message,
-                "a rank was lost: NCCL: a gather: unhandled system error (a test lets it fail)");
+                "a rank was lost: NCCL: an exchange: unhandled system error (a test lets it fail)");
     } else {
       EXPECT_NE(message.find("within 500ms"), std::string::npos) << message;
     }

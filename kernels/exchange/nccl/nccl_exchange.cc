@@ -50,6 +50,9 @@ class NcclExchange final : public MessageExchange {
   bool reads_device_memory() const override { return true; }
   void StartDeviceGather(void* buffer, std::span<const int64_t> bytes, void* stream) override;
   void FinishDeviceGather() override;
+  void StartDeviceAllToAll(const void* send, std::span<const int64_t> send_bytes, void* receive,
+                           std::span<const int64_t> receive_bytes, void* stream) override;
+  void FinishDeviceAllToAll() override { FinishDeviceGather(); }
   void Lose(int rank, std::string_view reason) override;
 
  private:
@@ -65,6 +68,8 @@ class NcclExchange final : public MessageExchange {
   absl::Status StartConnecting(ncclUniqueId& id, bool valid);
   // Tells all ranks how far each is; returns what they have in common.
   Progress Compare(Progress own, absl::Time deadline);
+  // Declares the exchange failed because of NCCL, unless the link tells the leader a better reason.
+  void LoseTo(const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(comm_mutex_);
   void Abort() ABSL_EXCLUSIVE_LOCKS_REQUIRED(comm_mutex_);
   // The thread: aborts what runs once a rank is lost, and notices errors and deadlines.
   void Watch();
@@ -117,6 +122,11 @@ ncclResult_t NcclExchange::State() {
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = api_.comm_get_async_error(comm_, &state);
   return asked == ncclSuccess ? state : asked;
+}
+
+void NcclExchange::LoseTo(const absl::Status& error) {
+  WaitForReason();
+  Fail(Prefixed("a rank was lost: ", error));
 }
 
 void NcclExchange::Abort() {
@@ -218,8 +228,9 @@ void NcclExchange::Watch() {
     if (!runs_ || lost()) continue;
     const ncclResult_t state = State();
     if (state != ncclSuccess && state != ncclInProgress) {
-      Fail(Prefixed("a rank was lost: ", ErrorOf(state, "a gather")));
+      LoseTo(ErrorOf(state, "an exchange"));
     } else if (SteadyNow() > deadline_) {
+      WaitForReason();
       Fail(absl::UnavailableError(
           Concat("a rank was lost: the devices have not exchanged their parts within ",
                  absl::FormatDuration(options().timeout))));
@@ -262,7 +273,7 @@ void NcclExchange::StartGroup(std::span<const Piece> sends, std::span<const Piec
     }
     note(api_.group_end());
     if (result != ncclSuccess && result != ncclInProgress) {
-      Fail(Prefixed("a rank was lost: ", ErrorOf(result, "starting a gather")));
+      LoseTo(ErrorOf(result, "starting an exchange"));
       return Abort();
     }
     runs_ = true;
@@ -293,7 +304,7 @@ void NcclExchange::FinishGroup() {
   const MutexLock lock(comm_mutex_);
   // A stream ends its work after an error, too.
   const ncclResult_t state = runs_ && comm_ != nullptr ? State() : ncclSuccess;
-  if (state != ncclSuccess) Fail(Prefixed("a rank was lost: ", ErrorOf(state, "a gather")));
+  if (state != ncclSuccess) LoseTo(ErrorOf(state, "an exchange"));
   runs_ = false;
 }
 
@@ -321,6 +332,26 @@ void NcclExchange::StartDeviceGather(void* buffer, std::span<const int64_t> byte
 void NcclExchange::FinishDeviceGather() {
   FinishGroup();
   EndGather({});
+}
+
+void NcclExchange::StartDeviceAllToAll(const void* send, std::span<const int64_t> send_bytes,
+                                       void* receive, std::span<const int64_t> receive_bytes,
+                                       void* stream) {
+  BeginAllToAll(send_bytes, receive_bytes);
+  std::vector<Piece> sends;
+  std::vector<Piece> receives;
+  // Nothing is written to memory that is sent.
+  auto* from = static_cast<char*>(const_cast<void*>(send));
+  auto* to = static_cast<char*>(receive);
+  for (int r = 0; r < ranks(); ++r) {
+    const int64_t sent = send_bytes[static_cast<size_t>(r)];
+    const int64_t received = receive_bytes[static_cast<size_t>(r)];
+    if (r != rank() && sent > 0) sends.push_back({r, from, sent});
+    if (r != rank() && received > 0) receives.push_back({r, to, received});
+    from += sent;
+    to += received;
+  }
+  StartGroup(sends, receives, stream);
 }
 
 class OpenedNccl final : public NcclLibrary {
