@@ -28,15 +28,19 @@ SEEDS = [0, 1, 7, -1, 2**63 - 1, -2**63, 123456789]
 
 
 def shape_of(model):
-    """Returns the properties of a model that requests need: routed blocks and number of tokens."""
+    """Returns the properties of a model that requests need: routed blocks and number of tokens;
+    and the size of a small cache."""
     config = json.loads((model / "config.json").read_text())
     blocks = []
-    for layer in range(config["num_hidden_layers"]):
+    stack = config.get("decoder", config)
+    for layer in range(stack["num_hidden_layers"]):
         for block in ("attention", "feed_forward"):
-            routing = config[block].get("routing")
+            routing = stack.get(block, {}).get("routing")  # other families have other keys
             if routing:
                 blocks.append({"layer": layer, "block": block, "experts": routing["num_experts"]})
-    return {"vocabulary": config["vocab_size"], "blocks": blocks}
+    # Samples are preempted, but one fits. Two stacks have two caches.
+    small_cache = "420KiB" if "decoder" in config else "200KiB"
+    return {"vocabulary": config["vocab_size"], "blocks": blocks, "small_cache": small_cache}
 
 
 class Generator:

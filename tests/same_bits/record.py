@@ -30,7 +30,7 @@ ROUTED_FLAGS = ["--routing-records", "--routing-control", "--hidden-samples", "2
 # Without --max-prompt-rows, the number of rows per step that repeated prompts receive would depend
 # on time, and so would the number of drafted tokens without --draft-tokens.
 OTHER_FLAGS = ["--strict-fields", "--metrics-compat", "vllm,sglang", "--moe-metrics", "top",
-               "--kv-cache-dtype", "int8", "--kv-cache-memory", "200KiB", "--max-prompt-rows", "64",
+               "--kv-cache-dtype", "int8", "--max-prompt-rows", "64",
                "--no-prefix-cache", "--max-model-len", "256", "--max-logprobs", "5",
                "--no-dashboard", "--served-model-name", "first", "--served-model-name", "second"]
 KEY = "a-key-of-the-tests"
@@ -170,10 +170,11 @@ def record_model(recording, binary, model, dtypes, count, stubs, scratch):
     keys = scratch / "keys"
     keys.write_text(KEY + "\n")
     with running.Server(binary, model, stubs, log, "--dtype", "bf16", "--api-key-file", keys,
-                        *OTHER_FLAGS, *NO_DRAFTS) as server:
+                        "--kv-cache-memory", shape["small_cache"], *OTHER_FLAGS,
+                        *NO_DRAFTS) as server:
         server.default_headers = {"Authorization": f"Bearer {KEY}"}
         recording.write(f"{model.name}.other", other_records(server, shape))
-    if (running.RANKS or 1) > 1:
+    if running.RANKS is not None:
         return  # tests/ranks compares commands
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         runner = commands.Commands(binary, folder)

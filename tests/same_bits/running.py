@@ -54,6 +54,7 @@ class Server:
     def __init__(self, binary, model, stubs, log, *flags):
         self.pb, services = stubs
         self._calls = 0
+        self._log = pathlib.Path(log)
         self.default_headers = {}  # headers that metrics_text() sends
         launcher = [*MPIEXEC, "-n", str(RANKS)] if (RANKS or 1) > 1 else []
         ranked = ["--ranks", "mpi"] if (RANKS or 1) > 1 else []
@@ -66,8 +67,8 @@ class Server:
         while len(addresses) < 2:
             line = self._process.stdout.readline()
             if not line:
-                tail = pathlib.Path(log).read_text()[-2000:]
-                raise RuntimeError(f"the server of {model} ended: {self._process.wait()}\n{tail}")
+                raise RuntimeError(
+                    f"the server of {model} ended: {self._process.wait()}\n{self.log_end()}")
             kind, _, address = line.strip().partition(" listening on ")
             addresses[kind] = address
         self._http = http.client.HTTPConnection(addresses["http"], timeout=120)
@@ -78,7 +79,11 @@ class Server:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def log_end(self):
+        """Returns the last lines of the server's log."""
+        return self._log.read_text(errors="replace")[-8000:]
+
+    def __exit__(self, kind, *_):
         self._channel.close()
         self._http.close()
         # mpirun would kill its processes after SIGTERM.
@@ -88,6 +93,9 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self.status = self._process.wait()
+        if kind is not None or self.status != 0:
+            print(f"status {self.status}, the end of the server's log:\n{self.log_end()}",
+                  file=sys.stderr, flush=True)
 
     def _next_id(self):
         self._calls += 1
@@ -172,12 +180,14 @@ class Server:
             stats = json.loads(self.http("GET", "/v1/experts/stats",
                                          headers=self.default_headers)[2])
             layers = stats["layers"]
+            # Models with two stacks have one more label.
+            stack = {"stack": stats["stack"]} if "stack" in stats else {}
             agree = stats["activated_parameters_per_token"] == exact.metric(
-                text, "moeserve_moe_activated_parameters_per_token")
+                text, "moeserve_moe_activated_parameters_per_token", **stack)
             if agree and layers:
                 agree = layers[0]["tokens"] == exact.metric(
                     text, "moeserve_moe_layer_tokens_total", layer=layers[0]["layer"],
-                    block=layers[0]["block"])
+                    block=layers[0]["block"], **stack)
             if agree:
                 return text
             time.sleep(0.05)

@@ -142,7 +142,9 @@ def wrong_grpc(shape, pb):
     expert = {"layer": block["layer"], "block": block["block"], "expert": 0}
     control, entry, output = pb.RoutingControl, pb.RoutingControl.Expert, pb.StructuredOutput
     fields = [{"sampling": pb.SamplingParams(**params)} for params in sampling] + [
-        {"text": ""}, {"text": "a", "model": "other"}, {"n": 129}, {"logprobs": 21},
+        # No error if texts begin with a token.
+        {"text": "", "sampling": pb.SamplingParams(seed=1)},
+        {"text": "a", "model": "other"}, {"n": 129}, {"logprobs": 21},
         {"prompt_logprobs": 21}, {"priority": 1001}, {"cache_salt": "a" * 129},
         {"request_id": "a b"}, {"token_ids": pb.TokenIds()}, {"token_ids": pb.TokenIds(ids=[4096])},
         {"token_ids": pb.TokenIds(ids=[1] * 9000)},
