@@ -53,7 +53,10 @@ void FeedForward::Forward(StepContext& ctx, const RowsView& x, const RowsView& o
   const Workspace::Scope scope(ctx.workspace);
   const RowDivision& division = ctx.division;
   if (routed_ == nullptr) {
-    dense_->RunDense(ctx, division.Own(x), division.Own(output));
+    {
+      const PartTimer timer(ctx.times, &StepTimes::rows);
+      dense_->RunDense(ctx, division.Own(x), division.Own(output));
+    }
     division.Gather(ctx.backend, output);
     return;
   }

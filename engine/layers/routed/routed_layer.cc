@@ -213,7 +213,10 @@ RowsView RoutedLayer::RunExperts(StepContext& ctx, RoutingPlan& plan, const Rows
     const auto& phases = ctx.batch.phase;
     tier_->BeforeProducts(placed.here, std::ranges::find(phases, Phase::kPrefill) != phases.end());
   }
-  body_->Run(ctx, placed.here, inputs, own);
+  {
+    const PartTimer timer(ctx.times, &StepTimes::experts);
+    body_->Run(ctx, placed.here, inputs, own);
+  }
   if (tier_ != nullptr) tier_->AfterProducts();
   places_->Collect(ctx, placed, results);
   plan = placed.all;
