@@ -7,6 +7,7 @@ namespace moeserve::server {
 
 struct RankOptions {
   std::string transport = "off";  // --ranks: "off" or "mpi"
+  int threads = 0;                // of each process; 0: one for each of its cores
   double timeout_seconds = 10.0;
   double start_seconds = 1800.0;
   std::string link_host;            // empty: all addresses of the leader's machine
