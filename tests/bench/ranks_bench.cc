@@ -12,7 +12,7 @@
 //
 // Every round runs the same steps once with one process, once with ranks that divide the rows of
 // steps, and once with ranks that do not; the first of them alternates, and followers sleep while
-// the one process runs. A fourth run, of the one process, measures where its time goes. Prints
+// the one process runs. Two more runs, of the one process, measure where its time goes. Prints
 // medians over the rounds, and medians of the ratios within a round: time of one process / time of
 // the ranks. Fails if the logits differ in a bit, or if the ranks have sent another number of bytes
 // than the plan says. --json appends a line for each comparison, which `scale_model.py --check`
@@ -109,6 +109,7 @@ struct Comparison {
   std::vector<double> alone;  // seconds of the one process
   std::vector<double> apart;  // the same when its parts are computed one by one
   StepTimes parts;            // of the latter, all rounds
+  StepTimes few;              // the same with the rows that a rank has of divided ones
   Way ways[2];
   bool good = true;
 };
@@ -140,9 +141,9 @@ void AddRound(Comparison& c, Way& way, const Timed& timed, const Timed& alone,
   }
 }
 
-// Times the work in all ways.
+// Times the work in all ways. `few` has the first of its rows, one for each rank.
 Comparison Compare(const char* name, const ModelSpec& spec, const Settings& s, const Work& work,
-                   BenchModel& one, RankEngine& ranks) {
+                   const Work& few, BenchModel& one, RankEngine& ranks) {
   Comparison c(name);
   for (int round = -1; round < s.rounds; ++round) {
     Timed timed[3];
@@ -161,10 +162,13 @@ Comparison Compare(const char* name, const ModelSpec& spec, const Settings& s, c
     }
     StepTimes parts;
     const double apart = RunSteps(*one.model, *one.cache, work, false, &parts).seconds;
+    StepTimes of_few;
+    RunSteps(*one.model, *one.cache, few, false, &of_few);
     if (round < 0) continue;  // the first run allocates memory
     c.alone.push_back(timed[2].seconds);
     c.apart.push_back(apart);
     Add(c.parts, parts);
+    Add(c.few, of_few);
     for (int w = 0; w < 2; ++w) {
       Way& way = c.ways[w];
       AddRound(c, way, timed[w], timed[2], figures[w],
@@ -242,15 +246,16 @@ void Explain(const Comparison& c, const Settings& s, const Work& work, RankEngin
         json,
         "{\"name\": \"%s, %s, %s, %d ranks, %s\", \"ranks\": %d, \"cores\": %d, \"threads\": %d, "
         "\"alone_seconds\": %.6g, \"experts_share\": %.5f, \"rows_share\": %.5f, "
+        "\"few_rows_share\": %.5f, "
         "\"head_share\": %.5f, \"divides_rows\": %s, \"divides_head\": %s, \"imbalance\": %.5f, "
         "\"steps\": %.0f, \"exchanges\": %.0f, \"bytes\": %.0f, \"alpha\": %.4g, \"beta\": %.4g, "
         "\"seconds\": %.6g, \"ratio\": %.4f, \"least_ratio\": %.4f, \"most_ratio\": %.4f}\n",
         s.model.c_str(), c.name, s.name.c_str(), s.ranks, way.name, s.ranks, s.cores, s.threads(),
         Median(c.alone), c.parts.experts / rounds / apart, c.parts.rows / rounds / apart,
-        c.parts.head / rounds / apart, way.divide_rows ? "true" : "false",
-        ranks.divides_head() ? "true" : "false", imbalance, steps, gathers, sent, cost.alpha,
-        cost.beta, Median(way.seconds), Median(way.ratios), *std::ranges::min_element(way.ratios),
-        *std::ranges::max_element(way.ratios));
+        c.few.rows / rounds / apart, c.parts.head / rounds / apart,
+        way.divide_rows ? "true" : "false", ranks.divides_head() ? "true" : "false", imbalance,
+        steps, gathers, sent, cost.alpha, cost.beta, Median(way.seconds), Median(way.ratios),
+        *std::ranges::min_element(way.ratios), *std::ranges::max_element(way.ratios));
   }
   if (json != nullptr) std::fclose(json);
 }
@@ -264,6 +269,10 @@ bool Lead(const Settings& s, const RankSetup& setup, std::unique_ptr<Transport> 
   Work decode{.tables = context.tables};
   context.AddStep(s.sequences, 0, kContext);
   for (int i = 0; i < s.steps; ++i) decode.AddStep(s.sequences, kContext + i, 1);
+  Work short_prompt{.tables = prompt.tables}, few{.tables = decode.tables};
+  short_prompt.AddStep(1, 0, std::max(s.prompt / s.ranks, 1));
+  for (int i = 0; i < s.steps; ++i)
+    few.AddStep(std::max(s.sequences / s.ranks, 1), kContext + i, 1);
   const auto fill = [&](Model& model, KvCacheStorage& cache) {
     RunSteps(model, cache, context, true);
   };
@@ -276,12 +285,12 @@ bool Lead(const Settings& s, const RankSetup& setup, std::unique_ptr<Transport> 
   alone.threads = s.threads();
   BenchModel one(alone, nullptr, nullptr, nullptr);
   RankEngine ranks(setup, std::move(transport));
-  const Comparison of_prompt = Compare("prompt", setup.spec, s, prompt, one, ranks);
+  const Comparison of_prompt = Compare("prompt", setup.spec, s, prompt, short_prompt, one, ranks);
   Print(of_prompt, s, prompt);
   Explain(of_prompt, s, prompt, ranks);
   fill(*one.model, *one.cache);
   ranks.Run(fill);
-  const Comparison of_decode = Compare("decode", setup.spec, s, decode, one, ranks);
+  const Comparison of_decode = Compare("decode", setup.spec, s, decode, few, one, ranks);
   Print(of_decode, s, decode);
   Explain(of_decode, s, decode, ranks);
   return of_prompt.good && of_decode.good;

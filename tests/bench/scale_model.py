@@ -155,7 +155,7 @@ class Prediction:
     divided: float  # a rank's share of what is divided by rows or by outputs of the head
     experts: float  # a rank's share, if all ranks had equal ones
     imbalance: float  # how much longer the rank with the most experts takes
-    sharing: float  # how much longer ranks take that share cores
+    sharing: float  # how much longer a rank takes that shares its core with others
     latency: float  # of the exchanges
     transfer: float  # of their bytes; all ranks send and receive at once
 
@@ -167,23 +167,26 @@ class Prediction:
 
 def predict(case):
     """Predicts a measured case, a line of ranks_bench --json, from what was measured beside it:
-    the time of one process (alone_seconds) with its threads and the shares of experts, of what is
-    divided by rows, and of the head; the imbalance that plans and placement give; the number of
-    exchanges, the bytes that a rank sends, alpha and beta of exchanges alone. The time of the
-    ranks (seconds) is not used. One thread is taken to need, for the work of one process, the sum
-    of the times of its threads."""
+    the time of one process (alone_seconds) with its threads, and the shares of it that experts,
+    what is divided by rows, the same for only as many rows as a rank has, and the head take; the
+    imbalance that plans and placement give; the number of exchanges, the bytes that a rank sends,
+    alpha and beta of exchanges alone. The time of the ranks (seconds) is not used. One thread is
+    taken to need, for the work of one process, the sum of the times of its threads."""
     ranks = case["ranks"]
     work = case["alone_seconds"] * case["threads"]
     experts = work * case["experts_share"]
-    divided = (work * case["rows_share"] * case["divides_rows"] +
-               work * case["head_share"] * case["divides_head"])
-    undivided = work - experts - divided
-    own = undivided + (divided + experts * case["imbalance"]) / ranks
-    # Cores that have several ranks are busy with the work of all of them, equal or not.
-    shared = (ranks * undivided + divided + experts) / min(case["cores"], ranks)
+    rows = work * case["rows_share"] * case["divides_rows"]
+    head = work * case["head_share"] * case["divides_head"]
+    undivided = work - experts - rows - head
+    # Of few rows, every rank reads the same weights that one process reads once for all rows.
+    of_rows = max(rows / ranks, work * case["few_rows_share"] * case["divides_rows"])
+    mean = undivided + of_rows + (head + experts) / ranks
+    # A core with several ranks computes the work of all of them. They hardly change cores within a
+    # block, so one core has the rank with the most experts.
+    of_core = ranks / min(case["cores"], ranks)
     messages = case["exchanges"] + case["steps"] * (STEP_MESSAGES + case["divides_head"])
-    return Prediction(undivided, divided / ranks, experts / ranks,
-                      experts * (case["imbalance"] - 1) / ranks, max(shared - own, 0.0),
+    return Prediction(undivided, of_rows + head / ranks, experts / ranks,
+                      experts * (case["imbalance"] - 1) / ranks, (of_core - 1) * mean,
                       messages * case["alpha"], case["bytes"] / case["beta"])
 
 
