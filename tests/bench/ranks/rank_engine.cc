@@ -49,8 +49,10 @@ void CheckRanks(const Exchange& exchange) {
 
 RankFigures FiguresOf(const Exchange& exchange) {
   const ExchangeCounts counts = exchange.counts();
-  return {.bytes = counts.sent_by[static_cast<size_t>(ExchangeKind::kGather)],
-          .bytes_to_leader = counts.sent_by[static_cast<size_t>(ExchangeKind::kGatherAtLeader)],
+  const auto sent_by = [&](ExchangeKind kind) { return counts.sent_by[static_cast<size_t>(kind)]; };
+  const uint64_t to_leader = sent_by(ExchangeKind::kGatherAtLeader);
+  return {.bytes = counts.bytes_sent - sent_by(ExchangeKind::kBroadcast) - to_leader,
+          .bytes_to_leader = to_leader,
           .gathers = counts.gathers,
           .gather_seconds = counts.gather_seconds,
           .longest_wait = std::ranges::max(counts.wait_seconds)};

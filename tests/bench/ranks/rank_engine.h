@@ -22,7 +22,7 @@ struct RankSetup {
 
 // What a rank did in RankEngine::Run().
 struct RankFigures {
-  uint64_t bytes = 0;            // sent in gathers
+  uint64_t bytes = 0;            // sent, without announcements of steps and:
   uint64_t bytes_to_leader = 0;  // sent in gathers at the leader: parts of logits, checks
   uint64_t gathers = 0;          // how many
   double gather_seconds = 0.0;   // in gathers, from their start to their end

@@ -9,7 +9,8 @@ rank, all together. Prints medians and the median of the ratios ranks / one proc
 server the share of a core that each rank takes while nothing is asked for. Required of two ranks: a
 ratio of at most 1.1, and at most 1 % for followers. The status is 2 if that is not so. MODEL should
 take seconds to load, because mpirun takes some tenths of a second; write_synthetic writes one. It
-is read once before, so that the page cache has it.
+is read once before, so that the page cache has it. Weights are not kept in packed files, which one
+process would map at once in later rounds, unless options of the server say so after --.
 """
 
 import argparse
@@ -85,6 +86,7 @@ def measure(arguments):
                     if server.process.poll() is None:
                         server.kill()
             times.append((of_round[False], of_round[True]))
+            print(f"ready after {times[-1][0]:.2f} s and {times[-1][1]:.2f} s", file=sys.stderr)
     return times, shares
 
 
@@ -96,7 +98,8 @@ def main(words):
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--idle-seconds", type=float, default=30)
     parser.add_argument("--mpirun", default="mpirun")
-    parser.add_argument("more", nargs="*", help="options of moeserve serve, after --")
+    parser.add_argument("more", nargs="*", default=["--packed-cache", "off"],
+                        help="options of moeserve serve, after --; default: --packed-cache off")
     arguments = parser.parse_args(words)
     cpu_common.read_once(arguments.model)
     times, shares = measure(arguments)
