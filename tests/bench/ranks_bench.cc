@@ -114,6 +114,16 @@ struct Comparison {
   bool good = true;
 };
 
+void ExpectEqual(Comparison& c, const char* way, const Timed& timed, const Timed& alone) {
+  if (timed.logits.size() == alone.logits.size() &&
+      std::memcmp(timed.logits.data(), alone.logits.data(), alone.logits.size() * sizeof(float)) ==
+          0) {
+    return;
+  }
+  std::printf("%s, %s: the logits differ from those of one process\n", c.name, way);
+  c.good = false;
+}
+
 // Adds what ranks did in a round, if it was as expected.
 void AddRound(Comparison& c, Way& way, const Timed& timed, const Timed& alone,
               const std::vector<RankFigures>& figures, uint64_t expected) {
@@ -133,12 +143,7 @@ void AddRound(Comparison& c, Way& way, const Timed& timed, const Timed& alone,
                 static_cast<unsigned long long>(expected), static_cast<unsigned long long>(found));
     c.good = false;
   }
-  if (timed.logits.size() != alone.logits.size() ||
-      std::memcmp(timed.logits.data(), alone.logits.data(), alone.logits.size() * sizeof(float)) !=
-          0) {
-    std::printf("%s, %s: the logits differ from those of one process\n", c.name, way.name);
-    c.good = false;
-  }
+  ExpectEqual(c, way.name, timed, alone);
 }
 
 // Times the work in all ways. `few` has the first of its rows, one for each rank.
@@ -161,12 +166,13 @@ Comparison Compare(const char* name, const ModelSpec& spec, const Settings& s, c
       });
     }
     StepTimes parts;
-    const double apart = RunSteps(*one.model, *one.cache, work, false, &parts).seconds;
+    const Timed apart = RunSteps(*one.model, *one.cache, work, false, &parts);
+    ExpectEqual(c, "parts one by one", apart, timed[2]);
     StepTimes of_few;
     RunSteps(*one.model, *one.cache, few, false, &of_few);
     if (round < 0) continue;  // the first run allocates memory
     c.alone.push_back(timed[2].seconds);
-    c.apart.push_back(apart);
+    c.apart.push_back(apart.seconds);
     Add(c.parts, parts);
     Add(c.few, of_few);
     for (int w = 0; w < 2; ++w) {
