@@ -180,6 +180,7 @@ void Attention::ForwardWithoutKeys(StepContext& ctx, const RowsView& x,
   PrepareQueries(ctx.backend, queries, first, false);
   ScaleQueries(ctx.backend, queries, first);
   DenseQueries(ctx, ctx.division, queries, gate, output, nullptr);
+  ctx.division.Gather(ctx.backend, output);
 }
 
 void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
@@ -208,17 +209,24 @@ void Attention::ForwardDense(StepContext& ctx, const RowsView& x, const RowsView
   ctx.PrepareLeftNorm(division);
   const RowsView all =
       ctx.workspace.Take(own.rows, q_width + kv_width + spec_.gates(), DType::kF32);
-  Project(ctx, own, all);
+  {
+    const PartTimer timer(ctx.times, &StepTimes::rows);
+    Project(ctx, own, all);
+  }
   const RowsView queries = all.Columns(0, q_width);
   const RowsView gate = all.Columns(q_width + kv_width, spec_.gates());
-  if (division.divided()) {
+  if (division.divided() || ctx.times != nullptr) {
     const RowsView rows = ctx.TakeGathered(x.rows, kv_width, DType::kF32);
     ctx.backend.Convert(all.Columns(q_width, kv_width), division.Own(rows));
     division.Gather(ctx.backend, rows);
     ctx.backend.NormRopeAppend(AppendOf(ctx, rows, false));
-    PrepareQueries(ctx.backend, queries, division.first_token(), ProjectNorms());
-    ScaleQueries(ctx.backend, queries, division.first_token());
-    return DenseQueries(ctx, division, queries, gate, output, nullptr);
+    {
+      const PartTimer timer(ctx.times, &StepTimes::rows);
+      PrepareQueries(ctx.backend, queries, division.first_token(), ProjectNorms());
+      ScaleQueries(ctx.backend, queries, division.first_token());
+      DenseQueries(ctx, division, queries, gate, output, nullptr);
+    }
+    return division.Gather(ctx.backend, output);
   }
   const NormRopeAppendArgs append = AppendOf(ctx, all.Columns(0, q_width + kv_width), true);
   if (!spec_.query_scale.has_value()) {
@@ -264,7 +272,6 @@ void Attention::DenseQueries(StepContext& ctx, const RowDivision& division, cons
     ctx.backend.Norm({.bank = inner_norm_.get(), .input = heads, .output = normed});
   }
   ctx.backend.Linear({.bank = output_.get(), .input = normed, .output = division.Own(output)});
-  division.Gather(ctx.backend, output);
 }
 
 }  // namespace moeserve

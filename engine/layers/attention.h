@@ -51,8 +51,8 @@ class Attention : public Branch {
   void ForwardWithoutKeys(StepContext& ctx, const RowsView& x, const RowsView& output) const;
   // Forward() of a layer whose queries are not routed.
   void ForwardDense(StepContext& ctx, const RowsView& x, const RowsView& output) const;
-  // Writes all rows of `output`. `query` and `gate` are the division's own rows. `gate` are the
-  // gate's rows before the sigmoid; unused if there is no gate. `append` is that of AttentionArgs.
+  // Writes the division's own rows of `output`, which has all. `query` and `gate` are own rows,
+  // too: those of the gate before the sigmoid; unused if there is none. `append`: AttentionArgs.
   void DenseQueries(StepContext& ctx, const RowDivision& division, const RowsView& query,
                     const RowsView& gate, const RowsView& output,
                     const NormRopeAppendArgs* append) const;

@@ -52,7 +52,10 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, const 
 void FeedForward::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
   const Workspace::Scope scope(ctx.workspace);
   if (routed_ == nullptr) {
-    dense_->RunDense(ctx, ctx.division.Own(x), ctx.division.Own(output));
+    {
+      const PartTimer timer(ctx.times, &StepTimes::rows);
+      dense_->RunDense(ctx, ctx.division.Own(x), ctx.division.Own(output));
+    }
     return ctx.division.Gather(ctx.backend, output);
   }
   if (dense_ != nullptr) ctx.left_sum = nullptr;  // the shared expert is added to the sum

@@ -386,6 +386,7 @@ StepReport Model::Impl::RunStep(BlockStack& stack, const Batch& batch, KvCacheSt
   reported.Place(tokens, step.report, kept);
   StepContext ctx{backend, workspace, options.compute, batch, cache, reported, {}, {}, {}};
   if (DivisionOf(batch).rows) ctx.division = RowDivision(tokens, *options.exchange);
+  ctx.times = step.times;
   tiers_.BeginStep();
   backend.RunStep([&] { issue(ctx); });
   if (step.meanwhile) step.meanwhile();
@@ -516,7 +517,7 @@ void Model::Impl::Issue(StepContext& ctx, const RowsView& x, const RowsView& log
   }
   if (logits.rows == 0) return;
   rows.rows = logits.rows;
-  head_->RunRows(backend, workspace, rows, logits);
+  head_->RunRows(backend, workspace, rows, logits, ctx.times);
   if (backend.samples_on_device() && HasVocabulary(spec.head.kind)) backend.Sample(logits);
 }
 

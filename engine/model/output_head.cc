@@ -95,22 +95,22 @@ void OutputHead::Normalize(Backend& backend, const RowsView& rows, const RowsVie
 }
 
 void OutputHead::RunRows(Backend& backend, Workspace& workspace, const RowsView& rows,
-                         const RowsView& outputs) const {
+                         const RowsView& outputs, StepTimes* times) const {
   const Workspace::Scope scope(workspace);
   const bool scaled = spec_.output_scale != 1.0;
   if (layer_.matrix == nullptr && input_ != DType::kF32 && !scaled) {
     const RowsView rounded = workspace.TakeDense(rows.rows, rows.cols, input_);
     Normalize(backend, rows, rounded);
-    RunHead(backend, workspace, rounded, outputs);
+    RunHead(backend, workspace, rounded, outputs, times);
   } else {
     Normalize(backend, rows, rows);
     if (scaled) backend.Scale(rows, static_cast<float>(spec_.output_scale));
-    RunHead(backend, workspace, rows, outputs);
+    RunHead(backend, workspace, rows, outputs, times);
   }
 }
 
 void OutputHead::RunHead(Backend& backend, Workspace& workspace, const RowsView& rows,
-                         const RowsView& outputs) const {
+                         const RowsView& outputs, StepTimes* times) const {
   const Workspace::Scope scope(workspace);
   RowsView last = rows;
   if (layer_.matrix != nullptr) {
@@ -129,12 +129,14 @@ void OutputHead::RunHead(Backend& backend, Workspace& workspace, const RowsView&
     last = rounded;
   }
   if (range_.exchange == nullptr) {
+    const PartTimer timer(times, &StepTimes::head);
     backend.Linear({.bank = matrix_.get(), .input = last, .output = outputs});
     if (HasVocabulary(spec_.head.kind)) Finish(backend, outputs);
     return;
   }
   const RowsView part = workspace.TakeDense(rows.rows, range_.width, DType::kF32);
   if (range_.columns > 0) {
+    const PartTimer timer(times, &StepTimes::head);
     const RowsView logits = part.Columns(0, range_.columns);
     backend.Linear({.bank = range_.matrix.get(), .input = last, .output = logits});
     Finish(backend, logits);

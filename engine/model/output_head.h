@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/spec/spec.h"
+#include "engine/step/step_times.h"
 #include "engine/step/workspace.h"
 #include "engine/weights/load_weights.h"
 #include "kernels/exchange/exchange.h"
@@ -28,13 +29,14 @@ class OutputHead {
   }
   // Computes the outputs [n, RowOutputs()] of single rows, f32. `rows` [n, d] f32 are outputs of
   // the last block. If ranks divide the vocabulary (RankShare), only the leader writes `outputs`.
+  // `times`: StepOptions::times.
   void RunRows(Backend& backend, Workspace& workspace, const RowsView& rows,
-               const RowsView& outputs) const;
+               const RowsView& outputs, StepTimes* times = nullptr) const;
   // Writes the rows [n, d] after the final norm, or the rows as they are if there is none.
   void Normalize(Backend& backend, const RowsView& rows, const RowsView& to) const;
   // As RunRows(), for rows that are normalized.
   void RunHead(Backend& backend, Workspace& workspace, const RowsView& rows,
-               const RowsView& outputs) const;
+               const RowsView& outputs, StepTimes* times = nullptr) const;
   // Computes the outputs [n, TextOutputs()] of texts, f32: those of the first rows from `rows`
   // [m, d], which need no pooling, then those of the step's pool_ranges from the rows of `all`.
   // Both are outputs of the last block in f32.

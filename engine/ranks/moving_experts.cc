@@ -58,15 +58,14 @@ void MovingExperts::Load(ExpertPlacement::Blocks missing) {
 }
 
 uint32_t MovingExperts::ready() {
+  // Nobody waits for the loader to end: on a busy core, a thread of its priority may take long.
   if (next_ == nullptr || !loaded_) return 0;
-  if (loader_.joinable()) loader_.join();
   if (status_.ok()) status_ = experts_.ok() ? model_.CheckExperts(*experts_) : experts_.status();
   return status_.ok() ? next_->version() : kImpossible;
 }
 
 void MovingExperts::UseNext() {
   MOESERVE_CHECK(next_ != nullptr && loaded_ && experts_.ok(), "a placement that is ready");
-  if (loader_.joinable()) loader_.join();
   current_ = std::exchange(next_, nullptr);
   model_.UsePlacement(current_, *std::exchange(experts_, LoadedExperts()));
   switched_ = true;
@@ -76,10 +75,11 @@ void MovingExperts::AfterStep() {
   if (!std::exchange(switched_, false)) return;
   auto dropped = model_.DropExperts();
   if (dropped.empty()) return;
-  if (cleaner_.joinable()) cleaner_.join();
-  cleaner_ = std::jthread([dropped = std::move(dropped)]() mutable {
+  // A cleaner that has not ended is waited for by the next one, not by the step.
+  cleaner_ = std::jthread([dropped = std::move(dropped), before = std::move(cleaner_)]() mutable {
     StepBack("expert-cleaner");
     dropped.clear();
+    if (before.joinable()) before.join();
   });
 }
 

@@ -7,6 +7,7 @@
 #include "engine/step/batch.h"
 #include "engine/step/report_buffer.h"
 #include "engine/step/row_division.h"
+#include "engine/step/step_times.h"
 #include "engine/step/workspace.h"
 #include "kernels/backend.h"
 
@@ -99,7 +100,7 @@ struct StepContext {
   // experts' results; of many rows, these would take too much memory.
   void PrepareLeftNorm(const RowDivision& rows) {
     constexpr int64_t kFewRows = 8;
-    if (rows.divided()) return RunLeftNorm();
+    if (rows.divided() || times != nullptr) return RunLeftNorm();
     if (left_norm.has_value() && left_norm->sum.has_value() && left_norm->x.rows <= kFewRows) {
       workspace.Keep(left_norm->sum->results);
     }
@@ -108,6 +109,7 @@ struct StepContext {
   const NormRopeAppendArgs* left_append = nullptr;
   // How the ranks divide what treats rows alone. Inputs and outputs of layers have all rows.
   RowDivision division = {};
+  StepTimes* times = nullptr;  // null: nothing is measured
 };
 
 }  // namespace moeserve

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "engine/spec/spec.h"
+#include "engine/step/step_times.h"
 #include "kernels/backend.h"
 
 namespace moeserve {
@@ -57,6 +58,8 @@ struct StepOptions {
   // Called on the caller's thread after the step's operations were issued. A device may still be
   // executing the step during the call.
   std::function<void()> meanwhile = nullptr;
+  // Adds where the time goes; parts that are otherwise computed at once are computed one by one.
+  StepTimes* times = nullptr;
 };
 
 }  // namespace moeserve

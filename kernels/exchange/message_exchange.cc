@@ -141,7 +141,7 @@ void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
       return missing >= 0 ? Lose(missing, "it sent nothing" + what)
                           : Lose(silent, "it took no message" + what);
     }
-    if (attempt >= kAttemptsBeforeYield) std::this_thread::yield();
+    if (attempt >= kAttemptsBeforeYield && waited >= options_.spin) std::this_thread::yield();
   }
 }
 

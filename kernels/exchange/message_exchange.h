@@ -25,6 +25,10 @@ class MessageExchange : public Exchange {
     // Whether every function first compares its name, number and sizes with those of the ranks that
     // take part, which costs a message to each.
     bool check_order = false;
+    // For how long a waiting rank keeps its core before it lets other threads run, if it shares the
+    // core with no other rank. Otherwise a thread of the lowest priority would run whenever a rank
+    // waits for the others, and they for it afterwards.
+    absl::Duration spin = absl::ZeroDuration();
     // A follower's: sleeps while the leader has nothing to do, until it calls its `wake` or the
     // time has passed. Null: sleeps for half a millisecond.
     std::function<void(absl::Duration)> sleep = {};

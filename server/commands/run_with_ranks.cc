@@ -125,6 +125,7 @@ int RunWithRanks(ModelOptionsText& options, const std::function<int()>& run) {
   if (options.ranks.transport == "off") return run();
   // mpirun passes SIGUSR1 on: it ends nothing, unless the command handles it.
   signal(SIGUSR1, SIG_IGN);
+  options.ranks.threads = options.threads;
   auto session = RankSession::Open(options.ranks, options.device);
   if (!session.ok()) return Fail(session.status());
   options.session = session->get();

@@ -25,9 +25,13 @@ PlacedPlan RankPlaces::Divide(StepContext& ctx, const RoutingPlan& plan, const R
     rows.push_back(counted.expert_offsets[e + 1] - counted.expert_offsets[e]);
   }
   std::vector<int> owners = OwnersOf(rows, parameters_, holders, exchange.ranks());
-  if (share_.watch != nullptr) {
-    share_.watch->Add({stack_, slot_}, rows,
-                      Imbalance(rows, parameters_, owners, exchange.ranks()));
+  if (share_.watch != nullptr || ctx.times != nullptr) {
+    const double imbalance = Imbalance(rows, parameters_, owners, exchange.ranks());
+    if (share_.watch != nullptr) share_.watch->Add({stack_, slot_}, rows, imbalance);
+    if (ctx.times != nullptr) {
+      ctx.times->imbalance += imbalance;
+      ++ctx.times->blocks;
+    }
   }
   SumCosts costs{.ranks = exchange.ranks(),
                  .result_bytes = placed.result_bytes,

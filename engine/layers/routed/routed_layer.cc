@@ -226,7 +226,10 @@ RoutedLayer::Results RoutedLayer::RunExperts(StepContext& ctx, const RoutingPlan
     const RowsView own = placed.sums.divided()
                              ? ctx.workspace.Take(here.capacity, width, ctx.activation)
                              : results.rows.Rows(placed.parts.first, here.capacity);
-    body_->Run(ctx, here, inputs, own);
+    {
+      const PartTimer timer(ctx.times, &StepTimes::experts);
+      body_->Run(ctx, here, inputs, own);
+    }
     if (tier_ != nullptr) tier_->AfterProducts();
     places_->Collect(ctx, placed, own, results.rows);
   }

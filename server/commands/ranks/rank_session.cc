@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -24,6 +26,9 @@ constexpr absl::Duration kConnectTime = absl::Seconds(30);
 // How long a follower waits before it tells of a loss if it does not know whose, or if it seems to
 // be the leader's, which its link would have told.
 constexpr absl::Duration kUnknownLossTime = absl::Milliseconds(400);
+// How long a rank that waits for others in a step keeps its core. A step waits less, unless a rank
+// is late.
+constexpr absl::Duration kSpinTime = absl::Milliseconds(5);
 // As much as options of the engine allow.
 constexpr StepLimits kStepLimits{
     .tokens = 1 << 20, .sequences = 1 << 20, .pages = 1 << 24, .changes = 1 << 24};
@@ -34,6 +39,17 @@ SplitChoice SplitNamed(std::string_view name) {
 
 std::span<char> BytesOf(uint64_t& value) {
   return {reinterpret_cast<char*>(&value), sizeof(value)};
+}
+
+// Returns whether a thread of this rank may share its core with one of another rank, as far as
+// mpirun tells. `threads`: of a rank; 0: one for each of its cores.
+bool SharesCores(int threads) {
+  const char* const ranks_here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  if (ranks_here == nullptr) return true;
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());  // it may use
+  const int own = threads > 0 ? threads : cores;
+  const bool bound = std::getenv("OMPI_MCA_orte_bound_at_launch") != nullptr;
+  return own > cores || (!bound && own * std::atoi(ranks_here) > cores);
 }
 
 // Ends the process without destructors, which could wait for the rank that is lost.
@@ -294,7 +310,9 @@ void RankSession::BeginSteps() {
     const MutexLock lock(mutex_);
     rebalancer_ = std::make_unique<Rebalancer>(*leader_, load_watch_, rebalance_);
   }
-  MessageExchange::Options options{.timeout = absl::Seconds(options_.timeout_seconds)};
+  MessageExchange::Options options{
+      .timeout = absl::Seconds(options_.timeout_seconds),
+      .spin = SharesCores(options_.threads) ? absl::ZeroDuration() : kSpinTime};
   if (link_ != nullptr) {
     if (leads()) {
       options.wake = [this] { link_->Wake(); };
