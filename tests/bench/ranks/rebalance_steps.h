@@ -12,8 +12,8 @@ inline constexpr double kMostDelaySeconds = 0.020;
 // Runs the steps of `work` over and over. In each round, ranks 0 and 1 exchange experts of so many
 // MiB, which both load together, in all blocks; the next round moves others. Prints, of the steps
 // from the announcement to a second after the new placement was used, how much longer the longest
-// one is than the median of those before, the same of as many steps without a move, and the longest
-// one around the change of placement. Returns false if the bits of logits change.
+// one is than the median of those before, the same of as many steps after that, without a move, and
+// of the steps around the change of placement. Returns false if the bits of logits change.
 bool MeasureRebalancing(RankEngine& ranks, const ModelSpec& spec, const Work& work, int rounds,
                         int mib);
 
