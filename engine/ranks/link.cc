@@ -35,6 +35,8 @@ constexpr size_t kMostStrangers = 256;
 constexpr absl::Duration kHelloTime = absl::Seconds(2);
 constexpr absl::Duration kConnectTime = absl::Seconds(2);
 constexpr absl::Duration kBetweenAttempts = absl::Milliseconds(100);
+// A thread that wakes up so late has not been run.
+constexpr absl::Duration kLate = absl::Milliseconds(200);
 
 // Returns 64 random hexadecimal digits; empty if the system has none.
 std::string RandomKey() {
@@ -385,6 +387,11 @@ void Link::Run() {
   absl::Time next = SteadyNow();
   for (;;) {
     absl::Time now = SteadyNow();
+    // While this process does not run, its machine may not either, and others with it: that is not
+    // their silence. What they have sent in the meantime has not been read yet.
+    if (now - next > kLate) {
+      for (const auto& peer : peers_) peer->heard += now - next;
+    }
     if (now >= next) next = now + Beat(now);
     std::vector<pollfd> waited = {{interrupt_.get(), POLLIN, 0}};
     std::vector<Peer*> read;

@@ -23,6 +23,9 @@ constexpr absl::Duration kLongSleep = absl::Milliseconds(20);
 // The leader wakes others if the last call is older than this. It is far less than kPollTime,
 // because other ranks may have ended that call earlier.
 constexpr absl::Duration kAwakeTime = absl::Microseconds(500);
+// A waiting thread that does not run for so long shares its machine with too much other work, or
+// the machine stands still. That is not the time of the rank that it waits for, which may be there.
+constexpr absl::Duration kPause = absl::Milliseconds(200);
 // How long the leader waits, after a failure or a deadline, for Lose() to tell the rank and why.
 constexpr absl::Duration kReasonTime = absl::Milliseconds(200);
 
@@ -105,12 +108,17 @@ void MessageExchange::WaitForReason() const {
 void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
   const absl::Time start = SteadyNow();
   std::vector<bool> noted(arrived == nullptr ? 0 : arrived->size());
+  absl::Time last_attempt = start;
+  absl::Duration paused;
   for (int attempt = 0; !lost(); ++attempt) {
     if (const char* error = transport_->Advance()) {
       WaitForReason();
       return LoseFailed(-1, error);
     }
-    const absl::Duration waited = SteadyNow() - start;
+    const absl::Time now = SteadyNow();
+    const absl::Duration waited = now - start;
+    if (now - last_attempt > kPause) paused += now - last_attempt;
+    last_attempt = now;
     int missing = -1;  // the first rank with a message that has not arrived
     int silent = -1;   // the first rank that has not taken a message
     for (int r = 0; r < ranks(); ++r) {
@@ -135,7 +143,7 @@ void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
       }
       continue;
     }
-    if (!patient && waited > options_.timeout) {
+    if (!patient && waited - paused > options_.timeout) {
       WaitForReason();
       const std::string what = Concat(" within ", absl::FormatDuration(options_.timeout));
       return missing >= 0 ? Lose(missing, "it sent nothing" + what)

@@ -19,7 +19,7 @@ import time
 import unittest
 
 from mpi_runs import ROOT, Server, is_running, run, wait_until
-from ranks_test import LOST, MODELS, bodies, selections, without_times
+from server_test import LOST, MODELS, bodies, selections, without_times
 
 PROGRAM = None
 RANKS = 2

@@ -10,6 +10,8 @@ import subprocess
 import threading
 import time
 
+from namespaces import CLIENTS
+
 START_SECONDS = 120
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -78,7 +80,7 @@ class Server:
 
     def __init__(self, command, log, namespaces=None):
         self.log = log
-        self.host = "127.0.0.1" if namespaces is None else namespaces.address(0)
+        self.host = "127.0.0.1" if namespaces is None else f"{CLIENTS}.10"
         with open(log, "wb") as errors:
             self.process = subprocess.Popen(
                 [*command, "--http", f"{self.host}:0", "--grpc", f"{self.host}:0",
@@ -94,6 +96,7 @@ class Server:
                 break
         alarm.cancel()
         if self.port is None:
+            self.wait(START_SECONDS)
             raise AssertionError(f"the server did not start: {self.errors()}")
         self.pids = (children(self.process.pid) if namespaces is None else
                      namespaces.pids("moeserve"))
