@@ -61,6 +61,11 @@ class AttentionRun {
     launch_.tile_order = shape_.tile_order;
     launch_.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
     launch_.tiled_from = prompt_ ? 0 : tokens_;
+    launch_.cache = cache_->layer(0);
+    if (const int64_t sums = prompt_ ? cuda::TileSumsBytes(launch_) : 0; sums > 0) {
+      MOESERVE_ASSIGN_OR_RETURN(sums_, cuda::DeviceMemory::Allocate(static_cast<size_t>(sums)));
+      launch_.tile_sums = static_cast<float*>(sums_.data());
+    }
     const int64_t partial = cuda::PartialFloats(shape_.query_heads(), shape_.value_dim());
     const int slots = cuda::AttentionSlots(partial);
     MOESERVE_ASSIGN_OR_RETURN(work_, cuda::DeviceMemory::Allocate(static_cast<size_t>(
@@ -71,7 +76,6 @@ class AttentionRun {
                                 cuda::SplitTokens(shape_.query_heads() / shape_.kv_heads),
                                 launch_.work, bench_.stream());
     }
-    launch_.cache = cache_->layer(0);
     const bool clusters = cuda::CanUseSplits(launch_, cluster_.splits);
     if (clusters) launch_.splits = cluster_.splits;
     for (int i = 0; i < layers; ++i) Enqueue(i);
@@ -159,7 +163,7 @@ class AttentionRun {
   const Cluster cluster_;
   int tokens_ = 0;
   std::unique_ptr<RandomCache> cache_;
-  cuda::DeviceMemory query_, output_, work_;
+  cuda::DeviceMemory query_, output_, work_, sums_;
   cuda::AttentionLaunch launch_;
 };
 
@@ -169,7 +173,12 @@ std::vector<AttentionShape> AttentionShapes(bool tiny) {
   if (tiny) {
     return {{.name = "gqa", .kv_heads = 2, .heads = 4, .head_dim = 32},
             {.name = "moa", .kv_heads = 1, .heads = 1, .head_dim = 32, .rows_per_token = 4},
-            {.name = "latent", .kv_heads = 1, .heads = 4, .head_dim = 80, .latent_dim = 64}};
+            {.name = "latent", .kv_heads = 1, .heads = 4, .head_dim = 80, .latent_dim = 64},
+            {.name = "gqa_int8",
+             .kv_heads = 2,
+             .heads = 4,
+             .head_dim = 64,
+             .cache = KvCacheType::kInt8}};
   }
   return {
       {.name = "moa", .kv_heads = 1, .heads = 1, .head_dim = 256, .rows_per_token = 16},
@@ -179,8 +188,13 @@ std::vector<AttentionShape> AttentionShapes(bool tiny) {
        .head_dim = 128,
        .rows_per_token = 2,
        .tile_order = true},
-      {.name = "gqa", .kv_heads = 8, .heads = 32, .head_dim = 128},             // Mixtral
-      {.name = "mha", .kv_heads = 16, .heads = 16, .head_dim = 128},            // OLMoE
+      {.name = "gqa", .kv_heads = 8, .heads = 32, .head_dim = 128},   // Mixtral
+      {.name = "mha", .kv_heads = 16, .heads = 16, .head_dim = 128},  // OLMoE
+      {.name = "gqa_int8",
+       .kv_heads = 8,
+       .heads = 32,
+       .head_dim = 128,
+       .cache = KvCacheType::kInt8},
       {.name = "latent16", .heads = 16, .head_dim = 576, .latent_dim = 512},    // DeepSeek-V2-Lite
       {.name = "latent128", .heads = 128, .head_dim = 576, .latent_dim = 512},  // DeepSeek-V3
   };
@@ -207,11 +221,18 @@ Result<std::unique_ptr<RandomCache>> RandomCache::Create(Bench& bench, const Att
       cuda::CudaKvCache::Allocate(
           std::vector<KvLayerShape>(static_cast<size_t>(layers),
                                     KvLayerShape{shape.kv_heads, shape.head_dim, shape.latent_dim}),
-          KvCacheType::kBF16, {blocks}));
+          shape.cache, {blocks}));
   for (int i = 0; i < layers; ++i) {
     const cuda::KvLayerView view = cache->cache_.layer(i);
     if (view.padded_dim != shape.head_dim) return absl::InternalError("padded heads");
     const int64_t count = view.block_stride * blocks;
+    if (shape.cache == KvCacheType::kInt8) {
+      for (const bool values : {false, true}) {
+        LaunchFillInt8Cache(values ? view.values : view.keys, count, view.head_stride,
+                            cuda::kCacheScaleBytes, cache->seed(i, values), bench.stream());
+      }
+      continue;
+    }
     LaunchFill(view.keys, DType::kBF16, count, cache->seed(i, false), 1.0f, bench.stream());
     if (shape.latent_dim > 0) continue;
     LaunchFill(view.values, DType::kBF16, count, cache->seed(i, true), 1.0f, bench.stream());
@@ -231,18 +252,23 @@ Result<std::unique_ptr<RandomCache>> RandomCache::Create(Bench& bench, const Att
 int64_t RandomCache::Element(int sequence, int position, int head, int column) const {
   const cuda::KvLayerView view = cache_.layer(0);
   const int64_t block = tables_[int64_t{sequence} * stride_ + position / kPageTokens];
+  const int row = position % kPageTokens;
   return block * view.block_stride + head * view.head_stride +
-         view.ElementOf(position % kPageTokens, column);
+         (shape_.cache == KvCacheType::kInt8 ? view.ByteOf(row, column)
+                                             : view.ElementOf(row, column));
+}
+
+float RandomCache::Value(uint64_t seed, int64_t element) const {
+  if (shape_.cache == KvCacheType::kInt8) return kInt8CacheScale * RandomByte(seed, element);
+  return RandomRounded(seed, element, 1.0f, DType::kBF16);
 }
 
 float RandomCache::key(int layer, int sequence, int position, int head, int column) const {
-  return RandomRounded(seed(layer, false), Element(sequence, position, head, column), 1.0f,
-                       DType::kBF16);
+  return Value(seed(layer, false), Element(sequence, position, head, column));
 }
 
 float RandomCache::value(int layer, int sequence, int position, int head, int column) const {
-  return RandomRounded(seed(layer, shape_.latent_dim == 0),
-                       Element(sequence, position, head, column), 1.0f, DType::kBF16);
+  return Value(seed(layer, shape_.latent_dim == 0), Element(sequence, position, head, column));
 }
 
 Result<cuda::StepView> RandomCache::Step(Bench& bench, bool all_tokens) {
@@ -315,14 +341,18 @@ void AddAttentionCases(bool tiny, std::vector<Case>& cases) {
                          bench.Forget();
                          return AttentionRun(bench, shape, 1, length, true).Run();
                        }});
-      if (tiny || shape.latent_dim > 0 || shape.head_dim > 128) continue;
-      cases.push_back({"prompt/" + shape.name + "/L" + std::to_string(length) + "/pingpong",
-                       length == 4096 ? 0 : 1, [shape, length](Bench& bench) {
-                         bench.Forget();
-                         return AttentionRun(bench, shape, 1, length, true, kNoCluster,
-                                             cuda::AttentionTiles::kPingPong)
-                             .Run();
-                       }});
+      // What kAuto does not choose.
+      const bool latent = shape.latent_dim > 0;
+      if (!latent && shape.head_dim != 64 && shape.head_dim != 128) continue;
+      const cuda::AttentionTiles tiles =
+          latent ? cuda::AttentionTiles::kWarpgroup : cuda::AttentionTiles::kPingPong;
+      cases.push_back(
+          {"prompt/" + shape.name + "/L" + std::to_string(length) +
+               (latent ? "/warpgroup" : "/pingpong"),
+           tiny || length == 4096 ? 0 : 1, [shape, length, tiles](Bench& bench) {
+             bench.Forget();
+             return AttentionRun(bench, shape, 1, length, true, kNoCluster, tiles).Run();
+           }});
     }
   }
 }

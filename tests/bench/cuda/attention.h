@@ -18,12 +18,14 @@ struct AttentionShape {
   int head_dim = 128;
   int rows_per_token = 1;  // for routed attention: k, since each selected expert has a row
   bool tile_order = false;
-  int latent_dim = 0;  // KvLayerShape::latent_dim
+  int latent_dim = 0;                      // KvLayerShape::latent_dim
+  KvCacheType cache = KvCacheType::kBF16;  // or kInt8
 
   int query_heads() const { return heads * rows_per_token; }
   int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
   double kv_bytes_per_token() const {
-    return (latent_dim > 0 ? 1.0 : 2.0) * kv_heads * head_dim * 2;
+    const int row = cache == KvCacheType::kInt8 ? head_dim + 4 : 2 * head_dim;  // with its scale
+    return (latent_dim > 0 ? 1.0 : 2.0) * kv_heads * row;
   }
 };
 
@@ -53,6 +55,7 @@ class RandomCache {
     return 9000 + 2 * static_cast<uint64_t>(layer) + (values ? 1 : 0);
   }
   int64_t Element(int sequence, int position, int head, int column) const;
+  float Value(uint64_t seed, int64_t element) const;
 
   AttentionShape shape_;
   int layers_ = 0, sequences_ = 0, length_ = 0, stride_ = 0;

@@ -25,6 +25,18 @@ __global__ void FillKernel(void* data, bool bf16, int64_t count, uint64_t seed, 
   }
 }
 
+__global__ void FillInt8CacheKernel(int8_t* data, int64_t bytes, int64_t stride, int scale_bytes,
+                                    uint64_t seed) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= bytes) return;
+  const int64_t within = i % stride;
+  if (within >= scale_bytes) {
+    data[i] = RandomByte(seed, i);
+  } else if (within % 4 == 0) {
+    *reinterpret_cast<float*>(data + i) = kInt8CacheScale;
+  }
+}
+
 __global__ void CopyKernel(const uint4* from, uint4* to, int64_t count) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads * kVectors + threadIdx.x;
   uint4 v[kVectors];
@@ -48,6 +60,14 @@ void LaunchFill(void* data, DType dtype, int64_t count, uint64_t seed, float sca
   cuda::Launch(FillKernel,
                cuda::LaunchShape{dim3(Blocks(count, kThreads)), dim3(kThreads), 0, stream}, data,
                dtype == DType::kBF16, count, seed, scale);
+}
+
+void LaunchFillInt8Cache(void* data, int64_t bytes, int64_t stride, int scale_bytes, uint64_t seed,
+                         cudaStream_t stream) {
+  if (bytes == 0) return;
+  cuda::Launch(FillInt8CacheKernel,
+               cuda::LaunchShape{dim3(Blocks(bytes, kThreads)), dim3(kThreads), 0, stream},
+               static_cast<int8_t*>(data), bytes, stride, scale_bytes, seed);
 }
 
 void LaunchCopy(const void* from, void* to, int64_t bytes, cudaStream_t stream) {

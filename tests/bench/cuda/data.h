@@ -30,9 +30,24 @@ static inline float RandomRounded(uint64_t seed, int64_t i, float scale, DType d
   return dtype == DType::kBF16 ? F32FromBf16(Bf16FromF32(v)) : v;
 }
 
+// The scale of all elements of a random int8 cache; with it, their standard deviation is about 1.
+inline constexpr float kInt8CacheScale = 1.0f / 73.5f;
+
+// Returns byte i of the random stream `seed`, from -127 to 127.
+MOESERVE_HOST_DEVICE static inline int8_t RandomByte(uint64_t seed, int64_t i) {
+  uint64_t z = seed + static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15ULL;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  z ^= z >> 31;
+  return static_cast<int8_t>(static_cast<int>((z & 0xffffffff) % 255) - 127);
+}
+
 // Sets data[i] = RandomElement(seed, i, scale), in f32 or bf16.
 void LaunchFill(void* data, DType dtype, int64_t count, uint64_t seed, float scale,
                 cudaStream_t stream);
+// Fills an int8 cache: of every `stride` bytes, the first `scale_bytes` become f32 scales, all
+// kInt8CacheScale, and byte i of the others becomes RandomByte(seed, i), counted from `data`.
+void LaunchFillInt8Cache(void* data, int64_t bytes, int64_t stride, int scale_bytes, uint64_t seed,
+                         cudaStream_t stream);
 // Copies `bytes` bytes, a multiple of 16.
 void LaunchCopy(const void* from, void* to, int64_t bytes, cudaStream_t stream);
 // Launches an empty kernel.
