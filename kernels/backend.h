@@ -98,9 +98,30 @@ struct LinearBankShape {
   // sum of all by one fused multiply-add in f32, in ascending order of the inputs. So results do
   // not have the bits of weights that were rounded to bf16.
   bool fp8 = false;
+  // The sizes of all experts of the layer, if this rank lacks some of them, which are then absent:
+  // out_features has 0 in their place, and in_features may. Rows are given to experts that are here
+  // only. A device whose sums depend on the sizes of a bank must derive them from these. Empty: no
+  // expert is absent.
+  std::vector<int> layer_in_features = {};
+  std::vector<int> layer_out_features = {};
 
   int in_features_of(int e) const {
     return in_features.size() == 1 ? in_features[0] : in_features[e];
+  }
+  // Returns whether other ranks have the expert.
+  bool is_absent(int e) const {
+    return !layer_out_features.empty() && layer_out_features[e] > 0 && out_features[e] == 0;
+  }
+  // Returns the shape of a bank with all experts of the layer.
+  LinearBankShape layer() const {
+    LinearBankShape all = *this;
+    if (!layer_out_features.empty()) {
+      all.in_features = layer_in_features;
+      all.out_features = layer_out_features;
+    }
+    all.layer_in_features.clear();
+    all.layer_out_features.clear();
+    return all;
   }
 };
 

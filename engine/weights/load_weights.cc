@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
+#include "base/error_text.h"
 #include "engine/tiers/expert_tiers.h"
 #include "engine/weights/expert_placement.h"
 
@@ -117,30 +119,44 @@ struct BankMatrix {
   LinearBank::Half half() const { return gate ? LinearBank::Half::kGate : LinearBank::Half::kMain; }
 };
 
-// Returns a bank of FP8 with these matrices; null if the run or the files do not permit it.
+// Returns a bank of FP8 with those of the matrices whose experts are here; null if the run or the
+// files do not permit it for all of them, because the bits of results depend on it.
 Result<std::unique_ptr<LinearBank>> Fp8Bank(LoadContext& load, LinearBankShape shape,
                                             const std::vector<BankMatrix>& matrices) {
   if (!load.keep_fp8 || load.compute != DType::kBF16 || !load.backend.stores_fp8() ||
       shape.quantization != Quantization::kNone || matrices.empty()) {
     return std::unique_ptr<LinearBank>();
   }
-  std::vector<Fp8Matrix> numbers;
+  const LinearBankShape layer = shape.layer();
+  bool some_absent = false;
+  std::vector<std::optional<Fp8Matrix>> numbers;
   for (const BankMatrix& m : matrices) {
-    MOESERVE_ASSIGN_OR_RETURN(
-        std::optional<Fp8Matrix> matrix,
-        load.source.GetFp8(m.name + ".weight", {shape.out_features[m.expert],
-                                                shape.in_features_of(static_cast<int>(m.expert))}));
+    const int e = static_cast<int>(m.expert);
+    MOESERVE_ASSIGN_OR_RETURN(std::optional<Fp8Matrix> matrix,
+                              load.source.GetFp8(m.name + ".weight", {layer.out_features[m.expert],
+                                                                      layer.in_features_of(e)}));
     if (!matrix.has_value()) return std::unique_ptr<LinearBank>();
-    numbers.push_back(*std::move(matrix));
+    some_absent = some_absent || shape.is_absent(e);
+    if (shape.is_absent(e)) matrix.reset();
+    numbers.push_back(std::move(matrix));
   }
   shape.weight_dtype = DType::kBF16;
   shape.fp8 = true;
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
                             load.backend.NewLinearBank(std::move(shape)));
   for (size_t i = 0; i < matrices.size(); ++i) {
-    bank->LoadFp8(static_cast<int>(matrices[i].expert), matrices[i].half(), 0, numbers[i]);
+    if (!numbers[i].has_value()) continue;
+    bank->LoadFp8(static_cast<int>(matrices[i].expert), matrices[i].half(), 0, *numbers[i]);
   }
-  if (!bank->holds_weights()) bank.reset();
+  if (bank->holds_weights()) return bank;
+  // Other ranks do not know that this one has found a NaN.
+  if (some_absent) {
+    return absl::FailedPreconditionError(
+        Concat("tensor \"", matrices.front().name,
+               ".weight\" or those of other experts of its layer: expected numbers, found a NaN of "
+               "FP8, which several ranks cannot widen to bf16"));
+  }
+  bank.reset();
   return bank;
 }
 
@@ -294,12 +310,14 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
   return FindOrLoad(load, key, routed, [&]() -> Result<std::unique_ptr<LinearBank>> {
     LinearBankShape shape = key.shape;
     if (routed != nullptr) {
+      shape.layer_in_features = in_features;
+      shape.layer_out_features = out_features;
       shape.out_features = routed->WidthsHere(out_features);
       if (in_features.size() > 1) shape.in_features = routed->WidthsHere(in_features);
     }
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, Fp8Bank(load, shape, matrices));
     std::erase_if(matrices,
                   [&shape](const BankMatrix& m) { return shape.out_features[m.expert] == 0; });
-    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, Fp8Bank(load, shape, matrices));
     if (bank == nullptr) {
       std::vector<Weight> weights;
       for (const BankMatrix& m : matrices) {

@@ -388,8 +388,8 @@ FusedTile ChooseTile(const CudaLinearBank& down, const FusedParams& params) {
 }  // namespace
 
 bool FusedExpertFits(const LinearBank& up, const LinearBank& down) {
-  const LinearBankShape& u = up.shape();
-  const LinearBankShape& d = down.shape();
+  const LinearBankShape& u = AsCuda(up).layer_shape();
+  const LinearBankShape& d = AsCuda(down).layer_shape();
   const auto is_bf16 = [](const LinearBankShape& s) {
     return s.weight_dtype == DType::kBF16 && s.quantization == Quantization::kNone && !s.mxfp4 &&
            !s.fp8;

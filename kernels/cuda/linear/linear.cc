@@ -51,7 +51,7 @@ LinearTile ChooseTile(const CudaLinearBank& bank, const LinearParams& params) {
     constexpr int kFewInputs = 256;
     constexpr int64_t kManyRows = 2048;
     if (tiles(128, 128) >= few_tiles) {
-      const std::vector<int>& inputs = bank.shape().in_features;
+      const std::vector<int>& inputs = bank.layer_shape().in_features;
       const bool short_sums = !bank.shape().gated && wanted <= kManyRows &&
                               *std::max_element(inputs.begin(), inputs.end()) <= kFewInputs;
       return short_sums ? LinearTile::kRows128 : LinearTile::kWarpgroup;

@@ -88,9 +88,9 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape) {
 }
 
 Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape shape) {
-  MOESERVE_RETURN_IF_ERROR(CheckIntegers(shape));
   std::unique_ptr<CudaLinearBank> bank(new CudaLinearBank(std::move(shape)));
-  const LinearBankShape& s = bank->shape_;
+  const LinearBankShape& s = bank->layer_shape_;
+  MOESERVE_RETURN_IF_ERROR(CheckIntegers(s));
   const int experts = bank->num_experts();
   const bool integers = bank->has_integers();
   MOESERVE_CHECK(!s.mxfp4 || (s.weight_dtype == DType::kBF16 && !integers),
@@ -118,8 +118,12 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
     entry.row_blocks = Blocks(ImageRows(entry.out_features, s.gated));
     const int64_t strip_bytes =
         bank->is_int4() ? Int4StripBytes(entry.k_blocks) : entry.k_blocks * block_bytes;
-    weight_bytes += entry.row_blocks * strip_bytes;
-    bias_values += int64_t{entry.row_blocks} * kImageBlock;
+    if (bank->shape_.is_absent(e)) {
+      bank->has_absent_experts_ = true;
+    } else {
+      weight_bytes += entry.row_blocks * strip_bytes;
+      bias_values += int64_t{entry.row_blocks} * kImageBlock;
+    }
     entry.slice_blocks = slice_blocks[e];
     bank->max_row_blocks_ = std::max(bank->max_row_blocks_, entry.row_blocks);
     bank->max_k_blocks_ = std::max(bank->max_k_blocks_, entry.k_blocks);
@@ -146,6 +150,7 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
   const auto zeros = [&bank](DeviceMemory& memory, int64_t bytes) -> Status {
     MOESERVE_ASSIGN_OR_RETURN(memory, DeviceMemory::Allocate(bytes));
     bank->bytes_ += bytes;
+    if (bytes == 0) return absl::OkStatus();
     return CudaStatus(cudaMemset(memory.data(), 0, bytes), "cudaMemset");
   };
   const int64_t vector_bytes = bias_values * static_cast<int64_t>(sizeof(float));
@@ -190,8 +195,13 @@ void CudaLinearBank::ReplaceImage(DeviceMemory rows) const {
   row_major_ = true;
 }
 
+const LinearBankEntry& CudaLinearBank::EntryHere(int expert) const {
+  MOESERVE_CHECK(!shape_.is_absent(expert), "weights of an expert that is here");
+  return entries_[expert];
+}
+
 void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) {
-  const LinearBankEntry& m = entries_[expert];
+  const LinearBankEntry& m = EntryHere(expert);
   MOESERVE_CHECK(!row_major_, "weights are loaded before the first product");
   MOESERVE_CHECK(!is_fp8(), "LoadFp8() loads weights of FP8");
   MOESERVE_CHECK(weight.shape.size() == 2 && weight.shape[1] == m.in_features &&
@@ -253,7 +263,7 @@ void CudaLinearBank::PackMxfp4(int expert, Half half, int first_row, int rows,
 }
 
 void CudaLinearBank::LoadFp8(int expert, Half half, int row_begin, const Fp8Matrix& weight) {
-  const LinearBankEntry& m = entries_[expert];
+  const LinearBankEntry& m = EntryHere(expert);
   MOESERVE_CHECK(is_fp8() && weight.columns == m.in_features &&
                      row_begin + weight.rows <= m.out_features &&
                      static_cast<int64_t>(weight.scales.size()) == weight.rows * weight.groups(),
@@ -323,7 +333,7 @@ void CudaLinearBank::LoadRounded(int expert, Half half, int row_begin, const Hos
 
 void CudaLinearBank::LoadQuantized(int expert, Half half, int row_begin,
                                    const QuantizedMatrix& weight) {
-  const LinearBankEntry& m = entries_[expert];
+  const LinearBankEntry& m = EntryHere(expert);
   MOESERVE_CHECK(weight.type == shape_.quantization && weight.columns == m.in_features &&
                      row_begin + weight.rows <= m.out_features,
                  "quantized weight does not fit its bank");
@@ -377,7 +387,7 @@ void CudaLinearBank::LoadQuantized(int expert, Half half, int row_begin,
 
 void CudaLinearBank::LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) {
   MOESERVE_CHECK(shape_.bias, "this bank was made without biases");
-  const LinearBankEntry& m = entries_[expert];
+  const LinearBankEntry& m = EntryHere(expert);
   MOESERVE_CHECK(row_begin + bias.size() <= m.out_features, "bias does not fit its bank");
   if (bias.size() == 0) return;
   std::vector<float> values(static_cast<size_t>(bias.size()));

@@ -75,6 +75,10 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape);
 // gated, with the rows of the gate after those of the up half. DenseLayers does so for its
 // products.
 //
+// Experts that are absent (LinearBankShape::is_absent()) have entries of their sizes without
+// memory, so that everything that is derived from a bank's sizes is equal on all ranks: slices of
+// sums, kernels that fit, the signature.
+//
 // One thread must fill the bank before the first product reads it.
 class CudaLinearBank : public LinearBank {
  public:
@@ -94,6 +98,9 @@ class CudaLinearBank : public LinearBank {
   // The weights do not change, so this is permitted for banks that are otherwise immutable.
   void ReplaceImage(DeviceMemory rows) const;
   bool row_major() const { return row_major_; }
+  // Returns the shape with the sizes of all experts, also of absent ones; shape() has 0 for these.
+  const LinearBankShape& layer_shape() const { return layer_shape_; }
+  bool has_absent_experts() const { return has_absent_experts_; }
   bool is_mxfp4() const { return shape_.mxfp4; }
   bool is_fp8() const { return shape_.fp8; }
   bool holds_weights() const override { return holds_weights_; }
@@ -135,7 +142,10 @@ class CudaLinearBank : public LinearBank {
   int64_t bytes() const { return bytes_; }
 
  private:
-  explicit CudaLinearBank(LinearBankShape shape) : LinearBank(std::move(shape)) {}
+  explicit CudaLinearBank(LinearBankShape shape)
+      : LinearBank(std::move(shape)), layer_shape_(shape_.layer()) {}
+  // Returns the entry of an expert that is here.
+  const LinearBankEntry& EntryHere(int expert) const;
   // Rounds the rows of a weight to integers and loads them.
   void LoadRounded(int expert, Half half, int row_begin, const HostTensor& weight);
   // Stores rows [first_row, first_row + rows) of a half from device memory; updates
@@ -147,6 +157,8 @@ class CudaLinearBank : public LinearBank {
   void LoadVector(int expert, Half half, int row_begin, std::span<const float> values,
                   const DeviceMemory& memory);
 
+  const LinearBankShape layer_shape_;
+  bool has_absent_experts_ = false;
   std::string signature_;
   std::vector<LinearBankEntry> entries_;
   std::vector<int64_t> largest_row_blocks_;  // [E + 1] prefix sums, experts with the most row

@@ -264,7 +264,9 @@ LinearTile ProductTuning::Tile(const LinearArgs& args) {
   if (args.input.dtype != DType::kBF16) return LinearTile::kAuto;
   const SiteKey key = KeyOf(args);
   const int site = SiteOf(key);
-  if (records_ && !TilesThatFit(args).empty()) {
+  // Rows of absent experts cannot be multiplied, so products of such banks are not measured; what
+  // was measured with all experts is used for them.
+  if (records_ && !BankOf(args).has_absent_experts() && !TilesThatFit(args).empty()) {
     Recorded& r = recorded_[key];
     const int64_t rows = args.plan != nullptr ? args.plan->rows : args.input.rows;
     if (rows > r.rows) {
@@ -288,9 +290,13 @@ std::optional<FusedTile> ProductTuning::Fused(const FusedExpertArgs& args) {
   const SiteKey key = PairKeyOf(args);
   const int site = PairSite(key);
   if (records_) {
-    std::vector<Pair>& pairs = pairs_[key];
+    std::vector<Pair>& pairs = pairs_[key];  // may stay empty
     const auto same = [&](const Pair& p) { return p.up == args.up; };
-    if (std::none_of(pairs.begin(), pairs.end(), same)) pairs.push_back({args.up, args.down});
+    const bool all_here = !static_cast<const CudaLinearBank&>(*args.up).has_absent_experts() &&
+                          !static_cast<const CudaLinearBank&>(*args.down).has_absent_experts();
+    if (all_here && std::none_of(pairs.begin(), pairs.end(), same)) {
+      pairs.push_back({args.up, args.down});
+    }
     return std::nullopt;
   }
   const LinearArgs down{
@@ -344,6 +350,7 @@ Status ProductTuning::MeasureProduct(const Recorded& recorded, const TuningSetti
 Status ProductTuning::MeasurePair(const SiteKey& key, const std::vector<Pair>& pairs,
                                   const TuningSettings& settings, const TuneDeviceFactory& devices,
                                   cudaStream_t stream) {
+  if (pairs.empty()) return absl::OkStatus();
   const auto product_of = [&](const LinearBank* bank) -> const Recorded* {
     for (const auto& [key, r] : recorded_) {
       if (std::find(r.banks.begin(), r.banks.end(), bank) != r.banks.end()) return &r;
