@@ -4,6 +4,8 @@ The packed programs are shell scripts. The lists of cases are compared with the 
 build folder of MOESERVE_BIN (default: build/release), where it has them.
 """
 
+import array
+import json
 import os
 import pathlib
 import re
@@ -208,6 +210,66 @@ def test_a_folder_that_is_too_large_is_refused(tmp_path):
     assert "more than 1 MiB" in done.stderr
     assert re.search(r"\d+\s+bin/large_test", done.stderr)
     assert not (tmp_path / "packed").exists()
+
+
+def test_one_program_stands_for_those_that_it_contains(tmp_path):
+    names = tmp_path / "build/tests/gpu/gpu_run_programs/programs.inc"
+    names.parent.mkdir(parents=True)
+    names.write_text("PROGRAM(good_test, good_tests, test_main)\n")
+    one = 'case ${0##*/} in good_test) echo "[  PASSED  ] 5 tests." ;; *) exit 2 ;; esac'
+    cases = "good together 9 gtest good_test own *\nbad together 9 gtest bad_test own *\n"
+    assert pack(tmp_path, cases, {**PROGRAMS, "tests/gpu/gpu_run": one}).returncode == 0
+    assert run(tmp_path).returncode == 1
+    assert results(tmp_path)["good"]["note"] == "5 tests passed"
+    assert results(tmp_path)["bad"]["status"] == "failed"
+    unpacked, = tmp_path.glob("moeserve-gpu-run-*/*/bin")
+    assert sorted(file.name for file in unpacked.iterdir() if not file.is_symlink()) == [
+        "bad_test", "gpu_run"]
+
+
+def tensors_of(path):
+    """Returns {name: bytes} of a safetensors file."""
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    return {name: content[start + entry["data_offsets"][0]:start + entry["data_offsets"][1]]
+            for name, entry in json.loads(content[8:start]).items() if name != "__metadata__"}
+
+
+def write_tensors(path, tensors):
+    """Writes a safetensors file of {name: (dtype, bytes)}."""
+    header, at = {}, 0
+    for name, (dtype, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": [len(data)], "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text +
+                     b"".join(data for _, data in tensors.values()))
+
+
+def test_shrunk_data_have_few_digits(tmp_path):
+    file = tmp_path / "x.safetensors"
+    results_of = array.array("f", [-7.123456, -0.0312345, float("-inf")])
+    weights = array.array("H", [0x3F80, 0xBFBF, 0x3FA0, 0x3FE1, 0x7F80, 0x0000] * 700)
+    before = {"target_logprobs": ("F32", results_of.tobytes()),
+              "bf16_top_logprobs": ("F32", results_of.tobytes()),
+              "margin": ("F32", results_of.tobytes()),
+              "norm": ("BF16", weights[:6].tobytes()), "weight": ("BF16", weights.tobytes())}
+    write_tensors(file, before)
+    subprocess.run([GPU / "shrink_data.py", "results", file], check=True)
+    after = tensors_of(file)
+    rounded = array.array("f", after["target_logprobs"])
+    assert all(value == round(value * 65536) / 65536 for value in rounded[:2])
+    assert all(abs(x - y) < 1e-5 for x, y in zip(rounded[:2], results_of[:2]))
+    assert rounded[2] == results_of[2]
+    assert after["bf16_top_logprobs"] == bytes(12)
+    assert {name: after[name] for name in ("margin", "norm", "weight")} == {
+        name: before[name][1] for name in ("margin", "norm", "weight")}
+    subprocess.run([GPU / "shrink_data.py", "weights", file], check=True)
+    after = tensors_of(file)
+    assert after["norm"] == before["norm"][1]  # too small to be worth it
+    assert array.array("H", after["weight"])[:6].tolist() == [0x3F80, 0xBFC0, 0x3F80, 0x4000,
+                                                              0x7F80, 0x0000]
+    assert after["margin"] == before["margin"][1]
 
 
 def test_a_missing_program_and_a_foreign_folder_are_named(tmp_path):

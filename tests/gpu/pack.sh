@@ -12,12 +12,14 @@
 #   --emulated   packs the tests on the emulated device and a server that uses it, to try the run on
 #                a machine without a GPU. The build folder needs no nvcc (default: build/release).
 #   --output     the folder to make (default: build/gpu-run). An older one is replaced.
-#   --models     the bundled models to pack, or none (default: mh-moe,moa,hmoe-topp)
+#   --models     the bundled models to pack, or none. NAME:rounded is the model with few digits in
+#                its weights, for comparisons with the CPU (default:
+#                mh-moe,moa:rounded,hmoe-topp:rounded)
 #   --cases      the list of cases (default: cases.txt or cases-emulated.txt next to this script)
-#   --limit-mib  the most that the folder may take (default: 45)
+#   --limit-mib  the most that the folder may take (default: 30)
 #
-# The folder has run.sh with its parts, and payload.tar.xz with bin/, lib/ and data/. If it is too
-# large, the sizes of its parts are printed and nothing is left.
+# The folder has run.sh with its parts, programs.tar.xz with bin/ and lib/, and data.tar.xz with
+# data/. If it is too large, the sizes of its parts are printed and nothing is left.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -26,9 +28,9 @@ build=
 output=$root/build/gpu-run
 compile=1
 emulated=0
-models=mh-moe,moa,hmoe-topp
+models=mh-moe,moa:rounded,hmoe-topp:rounded
 cases=
-limit_mib=45
+limit_mib=30
 
 die() {
   printf 'error: %s\n' "$*" >&2
@@ -86,9 +88,16 @@ target() {
   fi
   printf '%s' "$1"
 }
+# One program has the code of those that it contains, and runs the one that it is called as.
+one=gpu_run
+((emulated == 0)) || one=gpu_run_emulated
+contained() { grep -q "^PROGRAM($1," "$build/tests/gpu/${one}_programs/programs.inc" 2>/dev/null; }
 if ((compile)); then
   targets=()
-  for name in "${programs[@]}"; do targets+=("$(target "$name")"); done
+  for name in "${programs[@]}"; do
+    if contained "$name"; then targets+=("$one"); else targets+=("$(target "$name")"); fi
+  done
+  mapfile -t targets < <(printf '%s\n' "${targets[@]}" | sort -u)
   cmake --build "$build" --target "${targets[@]}"
 fi
 
@@ -98,26 +107,37 @@ mkdir -p "$stage/payload/bin" "$stage/payload/lib" "$stage/payload/data" "$stage
 payload=$stage/payload
 
 is_elf() { [[ $(head -c 4 "$1") == $'\x7fELF' ]]; }
+# add_program FILE NAME
+add_program() {
+  if is_elf "$1"; then
+    [[ $(objdump -p "$1" | awk '$1 == "RPATH" {print $2}') == *'$ORIGIN/../lib'* ]] ||
+      die "$1 has no run path to its libraries"
+    strip -o "$payload/bin/$2" "$1"
+  else
+    install -m 755 "$1" "$payload/bin/$2"
+  fi
+}
 for name in "${programs[@]}"; do
+  if contained "$name"; then
+    file=$build/tests/gpu/$one
+    [[ -x $file ]] || die "$one is missing from $build: build it, or omit --no-build"
+    [[ -e $payload/bin/$one ]] || add_program "$file" "$one"
+    ln -s "$one" "$payload/bin/$name"
+    continue
+  fi
   file=
   for folder in . tests tests/cuda tests/bench tests/gpu tests/model_loaders; do
     [[ -x $build/$folder/$(target "$name") && -f $build/$folder/$(target "$name") ]] &&
       file=$build/$folder/$(target "$name")
   done
   [[ -n $file ]] || die "$(target "$name") is missing from $build: build it, or omit --no-build"
-  if is_elf "$file"; then
-    [[ $(objdump -p "$file" | awk '$1 == "RPATH" {print $2}') == *'$ORIGIN/../lib'* ]] ||
-      die "$file has no run path to its libraries"
-    strip -o "$payload/bin/$name" "$file"
-  else
-    install -m 755 "$file" "$payload/bin/$name"
-  fi
+  add_program "$file" "$name"
 done
 
 # The C library and its parts must come from the system that runs the programs.
 glibc='^(linux-vdso|ld-linux.*|libc|libm|libpthread|libdl|librt|libresolv|libutil)[.]so'
 for program in "$payload"/bin/*; do
-  ! is_elf "$program" || ldd "$program"
+  [[ -L $program ]] || ! is_elf "$program" || ldd "$program"
 done | awk '$2 == "=>" && $3 ~ /^\// {print $1, $3}' | sort -u |
   while read -r name file; do
     [[ $name =~ $glibc ]] && continue
@@ -158,11 +178,18 @@ for folder in "$root"/tests/golden/*/; do
       mkdir -p "$payload/data/tests/golden/$(basename "$folder")" ;;
   esac
 done
+exact=()
 for model in "${models[@]}"; do
-  copy "deploy/models/$model"
-  [[ ! -d $root/tests/golden/$model ]] || copy "tests/golden/$model"
+  copy "deploy/models/${model%:rounded}"
+  if [[ $model == *:rounded ]]; then
+    python3 "$here/shrink_data.py" weights "$payload/data/deploy/models/${model%:rounded}"/*.safetensors
+  else
+    exact+=("$model")
+    [[ ! -d $root/tests/golden/$model ]] || copy "tests/golden/$model"
+  fi
 done
 ((${#models[@]} == 0)) || copy tests/golden/perplexity.json tests/data/heldout.txt
+find "$payload/data" -name golden.safetensors -exec python3 "$here/shrink_data.py" results {} +
 if grep -qE '^[^#].* baselines ' "$cases"; then
   for file in "$root"/tests/bench/gpu/*.py; do copy "tests/bench/gpu/$(basename "$file")"; done
 fi
@@ -172,7 +199,7 @@ folder=$stage/folder
 install -m 755 "$here/run.sh" "$here/case.sh" "$here/summary.sh" "$folder/"
 install -m 644 "$here/predictions.tsv" "$folder/"
 install -m 644 "$cases" "$folder/cases.txt"
-model_filter=$(IFS=: && printf '%s' "${models[*]/#/*/}")
+model_filter=$(IFS=: && printf '%s' "${exact[*]/#/*/}")
 model_filter=${model_filter//-/_}
 {
   printf 'packed_from=%s\n' \
@@ -191,15 +218,22 @@ model_filter=${model_filter//-/_}
   fi
 } >"$folder/pack.env"
 
-# The programs share most of their code, so xz gets a dictionary that is large enough for most of
-# them. The filter for x86 replaces the distances of calls by addresses, which repeat.
+# pack NAME FILTERS... -- FOLDERS...: writes an archive. The filter for x86 replaces the distances of
+# calls by addresses, which repeat. In data, two bits of the position select the contexts of literals,
+# so each byte of a float has its own.
+pack() {
+  local archive=$folder/$1.tar.xz filters=()
+  shift
+  while [[ $1 != -- ]]; do filters+=("$1") && shift; done
+  shift
+  tar -C "$payload" --sort=name --owner=0 --group=0 --mtime=@0 -cf - "$@" |
+    xz -T1 "${filters[@]}" >"$archive"
+}
 filter=()
 [[ $(uname -m) != x86_64 ]] || filter=(--x86)
 unpacked=$(du -sb "$payload" | cut -f1)
-dictionary=$(((unpacked >> 20) + 1))
-((dictionary <= 192)) || dictionary=192
-tar -C "$payload" --sort=name --owner=0 --group=0 --mtime=@0 -cf - bin lib data |
-  xz -T1 "${filter[@]}" "--lzma2=preset=6,dict=${dictionary}MiB" >"$folder/payload.tar.xz"
+pack programs "${filter[@]}" --lzma2=preset=6,lc=4,dict=96MiB -- bin lib
+pack data --lzma2=preset=6e,lc=1,lp=2,pb=2,dict=64MiB -- data
 
 bytes=$(find "$folder" -type f -printf '%s\n' | awk '{sum += $1} END {print sum}')
 mib() { awk -v bytes="$1" 'BEGIN {printf "%.1f MiB", bytes / 1048576}'; }
@@ -216,7 +250,8 @@ fi
 rm -rf "$output"
 mkdir -p "$(dirname "$output")"
 cp -r "$folder" "$output"
-printf '%s: %s in %d files, payload %s (unpacked %s): %d programs, %d libraries, %d cases\n' \
+printf '%s: %s in %d files, programs %s, data %s (unpacked %s): %d programs, %d libraries, %d cases\n' \
   "$output" "$(mib "$bytes")" "$(find "$output" -type f | wc -l)" \
-  "$(mib "$(stat -c %s "$folder/payload.tar.xz")")" "$(mib "$unpacked")" \
+  "$(mib "$(stat -c %s "$folder/programs.tar.xz")")" \
+  "$(mib "$(stat -c %s "$folder/data.tar.xz")")" "$(mib "$unpacked")" \
   "${#programs[@]}" "$(find "$payload/lib" -type f | wc -l)" "$(grep -cE '^[^#]' "$cases")"

@@ -90,22 +90,26 @@ if ((retry)); then
   fi
 fi
 
-# The programs are unpacked once; the folder is that of the archive's content.
+# The programs are unpacked once; the folder is that of the archives' content.
 scratch=${TMPDIR:-/tmp}/moeserve-gpu-run-$(id -u)
-packed=$scratch/$(sha256sum "$here/payload.tar.xz" | cut -c1-16)
-unpack() {
-  [[ -f $packed/complete ]] && return
-  rm -rf "$packed" && mkdir -p "$packed" || return
+packed=$scratch/$(cat "$here"/{programs,data}.tar.xz | sha256sum | cut -c1-16)
+unpack_archive() {
   if command -v xz >/dev/null; then
-    xz -dc -T0 "$here/payload.tar.xz" | tar -C "$packed" -xf -
+    xz -dc "$here/$1.tar.xz" | tar -C "$packed" -xf -
   else
     python3 -c 'import lzma, shutil, sys
 with lzma.open(sys.argv[1]) as source: shutil.copyfileobj(source, sys.stdout.buffer)' \
-      "$here/payload.tar.xz" | tar -C "$packed" -xf -
-  fi || return
-  touch "$packed/complete"
+      "$here/$1.tar.xz" | tar -C "$packed" -xf -
+  fi
 }
-unpack || die "cannot unpack $here/payload.tar.xz into $packed"
+unpack() {
+  [[ -f $packed/complete ]] && return
+  rm -rf "$packed" && mkdir -p "$packed" || return
+  unpack_archive programs & local programs=$!
+  unpack_archive data || { wait "$programs"; return 1; }
+  wait "$programs" && touch "$packed/complete"
+}
+unpack || die "cannot unpack the archives of $here into $packed"
 work=$(mktemp -d "$scratch/work.XXXXXX") || die "cannot make a folder in $scratch"
 export PACKED=$packed HERE=$here OUT=$out WORK=$work
 
