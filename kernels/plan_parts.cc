@@ -1,5 +1,7 @@
 #include "kernels/plan_parts.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace moeserve {
@@ -65,7 +67,9 @@ PlanParts PlanPartsMemory::Divide(const RoutingPlan& plan, const PlanOwners& own
   joint_.assignments_of_row.clear();
   local_.row_offsets.assign(1, 0);
   local_.assignments_of_row.clear();
+  int most_of_row = 0;
   for (int r = 0; r < plan.rows; ++r) {
+    most_of_row = std::max(most_of_row, plan.row_offsets[r + 1] - plan.row_offsets[r]);
     for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
       const int64_t number = number_[static_cast<size_t>(plan.assignments_of_row[i])];
       joint_.assignments_of_row.push_back(static_cast<int32_t>(number));
@@ -80,6 +84,7 @@ PlanParts PlanPartsMemory::Divide(const RoutingPlan& plan, const PlanOwners& own
   joint_.PointFrom(parts.joint, plan.num_assignments);
   local_.PointFrom(parts.local, own);
   parts.local.num_experts = owners.places;
+  parts.local.most_of_row = parts.joint.most_of_row = most_of_row;
   return parts;
 }
 

@@ -18,6 +18,8 @@ struct PlanOwners {
   int ranks = 1;
   int rank = 0;    // the rank that divides the plan
   int places = 0;  // the experts of `local`: [0, places); no other expert has an owner
+  // The plan's expert_offsets in host memory, which a device needs (RankOps::ExpertOffsets()).
+  std::span<const int32_t> expert_offsets = {};
 };
 
 // The parts of a plan. All ranks compute the same, apart from `local` and `first`.

@@ -557,7 +557,10 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
   if (options.exchange != nullptr) {
     MOESERVE_CHECK(options.placement != nullptr, "a placement of the experts on the ranks");
     if (backend.rank_ops() == nullptr) {
-      return absl::UnimplementedError(Concat("ranks: expected device cpu, found ", backend.name()));
+      return absl::UnimplementedError(Concat(
+          "ranks: expected a device that computes a part of the experts (cpu, or cuda without "
+          "--cuda-dense cublaslt), found ",
+          backend.description()));
     }
   }
   auto impl = std::make_unique<Impl>(spec, options, backend);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/check.h"
 
 namespace moeserve {
 
@@ -59,6 +60,18 @@ class Exchange {
   // gather is in progress, and no other function is called meanwhile.
   virtual void StartGather(void* buffer, std::span<const int64_t> bytes) = 0;
   virtual void FinishGather() = 0;
+
+  // Whether StartDeviceGather() exists. If not, a device copies what it exchanges through host
+  // memory.
+  virtual bool reads_device_memory() const { return false; }
+  // StartGather() of a buffer in device memory: the exchange is in the order of the operations on
+  // `stream`, a CUDA stream.
+  virtual void StartDeviceGather(void* /*buffer*/, std::span<const int64_t> /*bytes*/,
+                                 void* /*stream*/) {
+    MOESERVE_CHECK(false, "an exchange of device memory");
+  }
+  // Operations that are issued on the stream from now on find the buffer complete.
+  virtual void FinishDeviceGather() { MOESERVE_CHECK(false, "an exchange of device memory"); }
 
   // Copies the leader's message to all ranks.
   virtual void Broadcast(std::span<char> message) = 0;
