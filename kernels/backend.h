@@ -221,8 +221,9 @@ struct RoutingPlan {
   int rows = 0;
   int num_experts = 0;
   int num_assignments = 0;  // A; -1 if only the device has it, in expert_offsets[E]
-  int capacity = 0;  // upper bound of A; an array with a row per assignment has this many rows
-  int expected = 0;  // about how large A is, 0: capacity; a backend may choose its kernels by it
+  int capacity = 0;     // upper bound of A; an array with a row per assignment has this many rows
+  int expected = 0;     // about how large A is, 0: capacity; a backend may choose its kernels by it
+  int most_of_row = 0;  // upper bound of a row's assignments if this is a part of a plan; else 0
   const int32_t* expert_offsets = nullptr;        // [E + 1]
   const int32_t* expert_of_assignment = nullptr;  // [A]
   const int32_t* row_of_assignment = nullptr;     // [A]
@@ -237,6 +238,12 @@ struct RoutingPlan {
   int num_early = 0;
   const uint8_t* row_nonfinite = nullptr;  // [rows] 2 if the largest score (NaN ignored) is not
                                            // finite; else 1 if a score is NaN; else 0
+
+  // Returns an upper bound of the assignments of a row. All parts of a plan have that of the plan.
+  int MostOfRow() const {
+    if (most_of_row > 0) return most_of_row;
+    return rows == 0 ? 1 : capacity / rows;
+  }
 };
 
 // What AssignRows() writes for the assignments of an expert, besides rows of constants.

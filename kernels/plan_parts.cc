@@ -126,6 +126,11 @@ PlanParts PlanPartsMemory::Divide(const RoutingPlan& plan, const PlanOwners& own
   parts.joint.rows = static_cast<int>(end - begin);
   if (plan.row_nonfinite != nullptr) parts.joint.row_nonfinite = plan.row_nonfinite + begin;
   parts.local.num_experts = owners.places;
+  int most_of_row = 0;
+  for (int r = 0; r < plan.rows; ++r) {
+    most_of_row = std::max(most_of_row, plan.row_offsets[r + 1] - plan.row_offsets[r]);
+  }
+  parts.local.most_of_row = parts.joint.most_of_row = most_of_row;
   return parts;
 }
 

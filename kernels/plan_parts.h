@@ -22,6 +22,8 @@ struct PlanOwners {
   // each row's by one rank (owner sums). Empty: every rank adds all results. Not empty only if
   // RankOps::scatters().
   std::span<const int64_t> row_begin = {};
+  // The plan's expert_offsets in host memory, which a device needs (RankOps::ExpertOffsets()).
+  std::span<const int32_t> expert_offsets = {};
 };
 
 // The parts of a plan. All ranks compute the same, apart from `local` and `first`, and without

@@ -16,6 +16,9 @@ namespace moeserve {
 class RankOps {
  public:
   virtual ~RankOps() = default;
+  // Waits for a plan and returns its expert_offsets [num_experts + 1] in host memory; valid until
+  // the next call, and as long as the plan.
+  virtual std::span<const int32_t> ExpertOffsets(const RoutingPlan& plan) = 0;
   // Divides the plan of the slot's last Route(). The result is valid until the slot's next call.
   virtual PlanParts Divide(const RoutingPlan& plan, const PlanOwners& owners, int slot) = 0;
   // Starts to exchange the results of a joint plan, of which the rank has computed its own rows:

@@ -590,7 +590,10 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
   if (options.exchange != nullptr) {
     MOESERVE_CHECK(options.placement != nullptr, "a placement of the experts on the ranks");
     if (backend.rank_ops() == nullptr) {
-      return absl::UnimplementedError(Concat("ranks: expected device cpu, found ", backend.name()));
+      return absl::UnimplementedError(Concat(
+          "ranks: expected a device that computes a part of the experts (cpu, or cuda without "
+          "--cuda-dense cublaslt), found ",
+          backend.description()));
     }
     if (options.owner_sums == SplitChoice::kOn && !backend.rank_ops()->scatters()) {
       return absl::UnimplementedError(

@@ -80,6 +80,7 @@ Result<std::unique_ptr<LinearBank>> FilledBank(LoadContext& load, LinearBankShap
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
                             load.backend.NewLinearBank(std::move(shape)));
   for (const Weight& w : weights) {
+    if (bank->shape().is_absent(w.expert)) continue;
     if (w.integers.has_value()) {
       bank->LoadQuantized(w.expert, w.half, w.row_begin, *w.integers);
     } else {
@@ -89,7 +90,8 @@ Result<std::unique_ptr<LinearBank>> FilledBank(LoadContext& load, LinearBankShap
   return bank;
 }
 
-// `bf16_rows`: a run in bf16 multiplies no f32 rows by the bank.
+// `bf16_rows`: a run in bf16 multiplies no f32 rows by the bank. Weights of absent experts are not
+// loaded, but their types count.
 Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape shape,
                                            const std::vector<Weight>& weights, bool bf16_rows) {
   if (shape.quantization != Quantization::kNone) {
@@ -316,8 +318,12 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
       if (in_features.size() > 1) shape.in_features = routed->WidthsHere(in_features);
     }
     MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, Fp8Bank(load, shape, matrices));
-    std::erase_if(matrices,
-                  [&shape](const BankMatrix& m) { return shape.out_features[m.expert] == 0; });
+    const auto is_absent = [&out = shape.out_features](const BankMatrix& m) {
+      return out[m.expert] == 0;
+    };
+    // In a run in f32, the type of a bank is that of all tensors, and a device may multiply rows by
+    // weights of each type in another order. So it must not depend on what a rank has.
+    if (load.compute == DType::kBF16) std::erase_if(matrices, is_absent);
     if (bank == nullptr) {
       std::vector<Weight> weights;
       for (const BankMatrix& m : matrices) {
@@ -325,12 +331,13 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
         MOESERVE_RETURN_IF_ERROR(Fetch(load, m.name + ".weight", out_features[m.expert],
                                        in_features[m.expert % in_features.size()], quantization,
                                        w));
+        if (is_absent(m)) w.numbers.owner = nullptr;
         weights.push_back(std::move(w));
       }
-      MOESERVE_ASSIGN_OR_RETURN(bank, BankOf(load, std::move(shape), weights, true));
+      MOESERVE_ASSIGN_OR_RETURN(bank, BankOf(load, shape, weights, true));
     }
     for (const BankMatrix& m : matrices) {
-      if (!bias) break;
+      if (!bias || is_absent(m)) continue;
       MOESERVE_ASSIGN_OR_RETURN(HostTensor b,
                                 load.source.Get(m.name + ".bias", {out_features[m.expert]}));
       bank->LoadBias(static_cast<int>(m.expert), m.half(), 0, b);

@@ -14,6 +14,9 @@ class CpuRankOps final : public RankOps {
   // `workers` must outlive the object.
   explicit CpuRankOps(Workers& workers) : workers_(workers) {}
 
+  std::span<const int32_t> ExpertOffsets(const RoutingPlan& plan) override {
+    return {plan.expert_offsets, static_cast<size_t>(plan.num_experts) + 1};
+  }
   PlanParts Divide(const RoutingPlan& plan, const PlanOwners& owners, int slot) override {
     return parts_[slot].Divide(plan, owners);
   }

@@ -80,6 +80,9 @@ set(MOESERVE_CUDA_SOURCES
   quantized/linear_fp8_wgmma.cu
   quantized/linear_grouped.cu
   quantized/linear_int4.cu
+  ranks/checksum.cu
+  ranks/plan_division.cu
+  ranks/rank_ops.cc
   routing/pack_plans.cu
   routing/plan.cu
   quantized/round_rows.cu

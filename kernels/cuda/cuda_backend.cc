@@ -83,6 +83,16 @@ VectorNorm VectorNormOf(const NormBank* norm) {
 // clamp.
 bool IsOneLaunch(const NormRopeAppendArgs& args) { return !args.norm_last && args.clip == 0.0f; }
 
+// Returns the view of the tokens [first, first + count).
+StepView TokensOf(StepView view, int64_t first, int64_t count) {
+  MOESERVE_CHECK(first >= 0 && first + count <= view.tokens, "tokens of the step");
+  view.tokens = static_cast<int>(count);
+  view.position += first;
+  view.sequence += first;
+  view.long_sequence += first;
+  return view;
+}
+
 // Whether an attention rotates its queries as its `append` rotates keys, so that one kernel can do
 // both.
 bool PreparesAlike(const AttentionArgs& args) {
@@ -126,6 +136,8 @@ Result<std::unique_ptr<Backend>> CudaBackend::Create(const BackendOptions& optio
     MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<DenseLibrary> library, OpenDenseLibrary());
     backend->dense_ = std::make_unique<DenseLayers>(std::move(library));
     backend->description_ += ", dense layers by cuBLASLt";
+  } else {
+    backend->rank_ops_ = std::make_unique<CudaRankOps>(backend->stream_.get());
   }
   if (options.cuda_tune != "off") MOESERVE_RETURN_IF_ERROR(backend->OpenChoices(options));
   return std::unique_ptr<Backend>(std::move(backend));
@@ -439,29 +451,30 @@ const float2* CudaBackend::RopeAngles(const RopeSettings& settings) {
 
 void CudaBackend::Rope(const RopeArgs& args) {
   if (args.settings.dimensions == 0) return;
-  MOESERVE_CHECK(args.first_token == 0, "rows of all tokens");
   const RoutingPlan* plan = args.plan;
-  LaunchRope({.head_dim = args.settings.head_dim,
-              .first = args.settings.first,
-              .dimensions = args.settings.dimensions,
-              .interleaved = args.settings.interleaved,
-              .distance = args.settings.distance,
-              .angles = RopeAngles(args.settings),
-              .step = View(),
-              .token_of_row = plan == nullptr ? nullptr : plan->row_of_assignment,
-              .valid_rows = plan == nullptr ? nullptr : plan->expert_offsets + plan->num_experts,
-              .rows = static_cast<float*>(args.rows.data),
-              .num_rows = static_cast<int>(args.rows.rows),
-              .heads = static_cast<int>(args.rows.cols / args.settings.head_dim),
-              .stride = args.rows.stride},
-             stream_.get());
+  MOESERVE_CHECK(plan == nullptr || args.first_token == 0, "rows of tokens or of a plan");
+  LaunchRope(
+      {.head_dim = args.settings.head_dim,
+       .first = args.settings.first,
+       .dimensions = args.settings.dimensions,
+       .interleaved = args.settings.interleaved,
+       .distance = args.settings.distance,
+       .angles = RopeAngles(args.settings) + args.first_token * (args.settings.dimensions / 2),
+       .step = plan == nullptr ? TokensOf(View(), args.first_token, args.rows.rows) : View(),
+       .token_of_row = plan == nullptr ? nullptr : plan->row_of_assignment,
+       .valid_rows = plan == nullptr ? nullptr : plan->expert_offsets + plan->num_experts,
+       .rows = static_cast<float*>(args.rows.data),
+       .num_rows = static_cast<int>(args.rows.rows),
+       .heads = static_cast<int>(args.rows.cols / args.settings.head_dim),
+       .stride = args.rows.stride},
+      stream_.get());
 }
 
 void CudaBackend::ScaleByPosition(const PositionScaleArgs& args) {
   if (args.rows.rows == 0) return;
-  MOESERVE_CHECK(args.first_token == 0, "rows of all tokens");
-  LaunchPositionScale(View(), args.scale, static_cast<float*>(args.rows.data), args.rows.cols,
-                      args.rows.stride, stream_.get());
+  LaunchPositionScale(TokensOf(View(), args.first_token, args.rows.rows), args.scale,
+                      static_cast<float*>(args.rows.data), args.rows.cols, args.rows.stride,
+                      stream_.get());
 }
 
 void CudaBackend::AppendKv(const AppendKvArgs& args) {
@@ -501,7 +514,8 @@ void CudaBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
   LaunchNormRopeAppend(LaunchOf(args), stream_.get());
 }
 
-AttentionWork CudaBackend::WorkFor(const StepView& view, const WorkKey& key, int64_t row_floats) {
+AttentionWork CudaBackend::WorkFor(const StepView& view, int first_token, int tiled_from,
+                                   const WorkKey& key, int64_t row_floats) {
   WorkSlot& slot = work_[key];
   const int tokens = static_cast<int>(shape_.rows.tokens);
   if (tokens > slot.max_tokens || row_floats > slot.row_floats) {
@@ -521,10 +535,12 @@ AttentionWork CudaBackend::WorkFor(const StepView& view, const WorkKey& key, int
       partial_results_ = AllocateForStep(bytes, "memory for attention");
     }
   }
-  if (!slot.laid_out) {
-    LaunchAttentionWork(view, tiled_from_, {key.table < 0, key.window, key.chunks},
-                        key.split_tokens, slot.work, stream_.get());
+  if (!slot.laid_out || slot.first_token != first_token || slot.tokens != tiled_from) {
+    LaunchAttentionWork(view, tiled_from, {key.table < 0, key.window, key.chunks}, key.split_tokens,
+                        slot.work, stream_.get());
     slot.laid_out = true;
+    slot.first_token = first_token;
+    slot.tokens = tiled_from;
   }
   AttentionWork work = slot.work;
   work.partial = partial_results_.as<float>();
@@ -532,11 +548,18 @@ AttentionWork CudaBackend::WorkFor(const StepView& view, const WorkKey& key, int
 }
 
 void CudaBackend::Attention(const AttentionArgs& args) {
-  MOESERVE_CHECK(args.first_token == 0, "rows of all tokens");
+  const int first = static_cast<int>(args.first_token);
+  MOESERVE_CHECK(args.plan == nullptr || first == 0, "rows of tokens or of a plan");
   const KvLayerView cache = static_cast<const StreamKvCache&>(*args.cache).layer(args.layer);
   AttentionLaunch launch;
   launch.cache = cache;
   launch.step = ViewOf(*args.cache, args.layer);
+  const bool all_tokens = args.plan != nullptr || args.query.rows == launch.step.tokens;
+  if (!all_tokens) {
+    MOESERVE_CHECK(args.append == nullptr, "keys of all tokens");
+    if (args.query.rows == 0) return;
+    launch.step = TokensOf(launch.step, first, args.query.rows);
+  }
   launch.query = static_cast<const float*>(args.query.data);
   launch.query_stride = args.query.stride;
   launch.output = args.output.data;
@@ -550,11 +573,10 @@ void CudaBackend::Attention(const AttentionArgs& args) {
   launch.bias = args.bias;
   launch.bias_distances = args.bias_distances;
   launch.seen = {args.causal, args.window, args.chunks};
-  launch.tiled_from = tiled_from_;
+  launch.tiled_from = std::clamp(tiled_from_ - first, 0, launch.step.tokens);
   if (args.plan != nullptr) {
     launch.rows = {args.plan->row_offsets, args.plan->assignments_of_row,
-                   args.plan->row_of_assignment,
-                   args.plan->rows == 0 ? 1 : args.plan->capacity / args.plan->rows};
+                   args.plan->row_of_assignment, args.plan->MostOfRow()};
   }
   launch.rows.by_shape = args.rows_per_token;
   if (attention_tuning_ != nullptr) {
@@ -572,7 +594,7 @@ void CudaBackend::Attention(const AttentionArgs& args) {
   }
   const bool splits_by_work =
       launch.splits == AttentionSplits::kAuto || launch.splits == AttentionSplits::kMerged;
-  if (tiled_from_ > 0 && splits_by_work && !IsWide(cache, launch.output_dtype)) {
+  if (launch.tiled_from > 0 && splits_by_work && !IsWide(cache, launch.output_dtype)) {
     const int heads = args.heads * launch.rows.max_per_token;
     const WorkKey key{
         .window = args.window,
@@ -580,12 +602,14 @@ void CudaBackend::Attention(const AttentionArgs& args) {
         .split_tokens = SplitTokens(args.heads / cache.num_kv_heads * args.rows_per_token),
         .table = args.causal ? -1 : args.cache->shape(args.layer).table};
     launch.work =
-        WorkFor(launch.step, key,
+        WorkFor(launch.step, first, launch.tiled_from, key,
                 PartialFloats(heads, cache.latent_dim > 0 ? cache.latent_dim : cache.widest_dim()));
   }
   NormRopeAppendLaunch prepare;
   if (args.append != nullptr || args.rope != nullptr) {
-    const bool alike = PreparesAlike(args);
+    // Tokens without a row in a part of a plan have keys, too.
+    const bool part = args.plan != nullptr && args.plan->most_of_row > 0;
+    const bool alike = all_tokens && !part && PreparesAlike(args);
     if (alike) {
       prepare = LaunchOf(*args.append);
       if (args.rope != nullptr) prepare.heads = args.heads;
@@ -595,6 +619,7 @@ void CudaBackend::Attention(const AttentionArgs& args) {
       launch.prepare = nullptr;
       PrepareAttention(args);
     }
+    if (part && args.query.rows == 0) return;
   }
   LaunchAttention(launch, stream_.get());
 }

@@ -17,6 +17,7 @@
 #include "kernels/cuda/positions/norm_rope_append.h"
 #include "kernels/cuda/positions/rope_tables.h"
 #include "kernels/cuda/quantized/linear_int8.h"
+#include "kernels/cuda/ranks/rank_ops.h"
 #include "kernels/cuda/routing/router.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/statistics/route_counters.h"
@@ -79,6 +80,9 @@ class CudaBackend : public Backend {
   void ShortConvolution(const ShortConvolutionArgs& args) override;
   void Recurrence(const RecurrenceArgs& args) override;
   RoutingPlan Route(const RouteArgs& args) override;
+  // Null with --cuda-dense cublaslt: the library's products of a part of the outputs may differ
+  // from those of all, and so may the bits of ranks that divide the output matrix.
+  RankOps* rank_ops() override { return rank_ops_.get(); }
   void AssignRows(const AssignRowsArgs& args) override;
   void Combine(const CombineArgs& args) override;
   void Convert(const RowsView& input, const RowsView& output) override;
@@ -158,7 +162,8 @@ class CudaBackend : public Backend {
     AttentionWork work;  // without `partial`, which is the same memory for all
     int max_tokens = 0;
     int64_t row_floats = 0;
-    bool laid_out = false;  // whether `work` was computed in this step
+    bool laid_out = false;  // whether `work` was computed in this step, for these tokens:
+    int first_token = 0, tokens = 0;
   };
 
   // An exchange of fixed sizes with its host memory. Recorded steps refer to it.
@@ -199,7 +204,9 @@ class CudaBackend : public Backend {
   NormRopeAppendLaunch LaunchOf(const NormRopeAppendArgs& args);
   // Launches a linear layer together with what comes before it, or returns false.
   bool JoinsLinear(const LinearArgs& args);
-  AttentionWork WorkFor(const StepView& view, const WorkKey& key, int64_t row_floats);
+  // `view` begins with the token `first_token` of the step.
+  AttentionWork WorkFor(const StepView& view, int first_token, int tiled_from, const WorkKey& key,
+                        int64_t row_floats);
   // Returns the rotary angles of the step's tokens for these settings.
   const float2* RopeAngles(const RopeSettings& settings);
   StepView View() const;
@@ -213,6 +220,7 @@ class CudaBackend : public Backend {
 
   std::string description_;
   Stream stream_;
+  std::unique_ptr<CudaRankOps> rank_ops_;
   std::unique_ptr<DenseLayers> dense_;  // null: the kernels of linear.h compute all dense layers
   // The kernels that were chosen by measuring; null with --cuda-tune off.
   std::unique_ptr<Choices> choices_;

@@ -164,29 +164,54 @@ TEST_P(AttentionSettingsTest, QueriesGrowWithTheirPositions) {
 TEST_P(AttentionSettingsTest, RowsOfSomeTokensHaveTheBitsOfAllRows) {
   if (backend_->rank_ops() == nullptr) GTEST_SKIP() << "rows of all tokens only";
   Random random(33);
-  constexpr int kTokens = 70, kDim = 32, kFirstSequence = 41;
+  // Some tokens of sequences of their own, with long contexts, and then two prompts.
+  constexpr int kDim = 32, kSingle = 9, kPrompts[] = {41, 29}, kContext = 640;
+  constexpr int kTokens = kSingle + kPrompts[0] + kPrompts[1];
+  std::vector<int32_t> shared(kContext / kPageTokens);
+  std::iota(shared.begin(), shared.end(), 6);
   const std::vector<std::vector<int32_t>> pages = {{3, 0, 5}, {1, 4, 2}};
-  const std::vector<std::span<const int32_t>> tables = {pages[0], pages[1]};
+  std::vector<std::span<const int32_t>> tables(kSingle, shared);
+  tables.insert(tables.end(), pages.begin(), pages.end());
   std::vector<int32_t> position, sequence;
-  for (int t = 0; t < kTokens; ++t) {
-    sequence.push_back(t < kFirstSequence ? 0 : 1);
-    position.push_back(t < kFirstSequence ? t : t - kFirstSequence);
+  for (int t = 0; t < kSingle; ++t) {
+    sequence.push_back(t);
+    position.push_back(kContext - 1 - 70 * t);
   }
-  const std::vector<float> k = random.Normals(int64_t{kTokens} * kKvHeads * kDim);
-  const std::vector<float> v = random.Normals(int64_t{kTokens} * kKvHeads * kDim);
-  const std::vector<float> q = random.Normals(int64_t{kTokens} * kHeads * kDim);
+  for (const int tokens : kPrompts) {
+    for (int t = 0; t < tokens; ++t) {
+      sequence.push_back(tokens == kPrompts[0] ? kSingle : kSingle + 1);
+      position.push_back(t);
+    }
+  }
+  const auto num_pages = static_cast<int64_t>(6 + shared.size());
+  const auto values_of = [&](int tokens, int heads) {
+    return random.Normals(int64_t{tokens} * heads * kDim);
+  };
+  const std::vector<float> context = values_of(kContext, kKvHeads);
+  const std::vector<float> k = values_of(kTokens, kKvHeads), v = values_of(kTokens, kKvHeads);
+  const std::vector<float> q = values_of(kTokens, kHeads);
   for (const KvCacheType type : {KvCacheType::kF32, KvCacheType::kBF16, KvCacheType::kInt8}) {
-    auto cache = std::move(backend_->NewKvCache({{kKvHeads, kDim}}, type, {6})).value();
+    auto cache = std::move(backend_->NewKvCache({{kKvHeads, kDim}}, type, {num_pages})).value();
+    const auto append = [&](const std::vector<float>& key, const std::vector<float>& value) {
+      const DeviceRows keys = MakeRows(*backend_, key, kKvHeads * kDim);
+      const DeviceRows values = MakeRows(*backend_, value, kKvHeads * kDim);
+      backend_->AppendKv({.cache = cache.get(), .keys = keys.view, .values = values.view});
+      HostRows(*backend_, keys.view);  // waits
+    };
+    std::vector<int32_t> all_positions(kContext);
+    std::iota(all_positions.begin(), all_positions.end(), 0);
+    Begin({.position = all_positions,
+           .page_tables = std::span(tables).first(1),
+           .cache = cache.get()});
+    append(context, context);
     backend_->BeginStep({.token_ids = sequence,
                          .position = position,
                          .sequence = sequence,
                          .page_tables = tables,
                          .cache = cache.get()},
                         nullptr, false);
-    const DeviceRows keys = MakeRows(*backend_, k, kKvHeads * kDim);
-    const DeviceRows values = MakeRows(*backend_, v, kKvHeads * kDim);
-    backend_->AppendKv({.cache = cache.get(), .keys = keys.view, .values = values.view});
-    const auto rows_of = [&](int first, int last) {
+    append(k, v);
+    const auto rows_of = [&](int first, int last, DType dtype) {
       const auto at = [&](int token) { return q.begin() + int64_t{token} * kHeads * kDim; };
       const DeviceRows query = MakeRows(*backend_, {at(first), at(last)}, kHeads * kDim);
       RopeSettings rope;
@@ -196,7 +221,7 @@ TEST_P(AttentionSettingsTest, RowsOfSomeTokensHaveTheBitsOfAllRows) {
                                  .rows = query.view,
                                  .first_token = first});
       const DeviceRows output =
-          MakeRows(*backend_, last - first, kHeads * kDim, kHeads * kDim, DType::kF32, nullptr);
+          MakeRows(*backend_, last - first, kHeads * kDim, kHeads * kDim, dtype, nullptr);
       backend_->Attention({.cache = cache.get(),
                            .first_token = first,
                            .heads = kHeads,
@@ -205,14 +230,16 @@ TEST_P(AttentionSettingsTest, RowsOfSomeTokensHaveTheBitsOfAllRows) {
                            .output = output.view});
       return HostRows(*backend_, output.view);
     };
-    std::vector<float> parts;
-    for (const auto& [first, last] : {std::pair(0, 23), {23, 23}, {23, 46}, {46, kTokens}}) {
-      const std::vector<float> part = rows_of(first, last);
-      parts.insert(parts.end(), part.begin(), part.end());
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      std::vector<float> parts;
+      for (const auto& [first, last] : {std::pair(0, 4), {4, 4}, {4, 32}, {32, kTokens}}) {
+        const std::vector<float> part = rows_of(first, last, dtype);
+        parts.insert(parts.end(), part.begin(), part.end());
+      }
+      const std::vector<float> all = rows_of(0, kTokens, dtype);
+      ASSERT_EQ(parts.size(), all.size());
+      EXPECT_EQ(std::memcmp(parts.data(), all.data(), all.size() * sizeof(float)), 0);
     }
-    const std::vector<float> all = rows_of(0, kTokens);
-    ASSERT_EQ(parts.size(), all.size());
-    EXPECT_EQ(std::memcmp(parts.data(), all.data(), all.size() * sizeof(float)), 0);
   }
 }
 

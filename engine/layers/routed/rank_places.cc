@@ -15,14 +15,14 @@ RankPlaces::RankPlaces(const RankShare& share, const ModelSpec& model, int block
 
 PlacedPlan RankPlaces::Divide(StepContext& ctx, const RoutingPlan& plan, const RoutingPlan& bodies,
                               const PlacedRows& placed) const {
-  const RoutingPlan counted = ctx.backend.HostPlan(slot_);
+  const std::span<const int32_t> offsets = ctx.backend.rank_ops()->ExpertOffsets(plan);
   const auto places = static_cast<size_t>(bodies.num_experts);
   Exchange& exchange = *share_.exchange;
   const std::vector<HolderSet>& holders = share_.placement->holders(stack_, slot_);
   MOESERVE_CHECK(places == holders.size(), "holders of all experts with an index in the body");
   std::vector<int32_t> rows;
   for (size_t e = 0; e < places; ++e) {
-    rows.push_back(counted.expert_offsets[e + 1] - counted.expert_offsets[e]);
+    rows.push_back(offsets[e + 1] - offsets[e]);
   }
   std::vector<int> owners = OwnersOf(rows, parameters_, holders, exchange.ranks());
   if (share_.watch != nullptr || ctx.times != nullptr) {
@@ -45,7 +45,8 @@ PlacedPlan RankPlaces::Divide(StepContext& ctx, const RoutingPlan& plan, const R
   PlanOwners divided{.of_expert = owners,
                      .ranks = exchange.ranks(),
                      .rank = exchange.rank(),
-                     .places = bodies.num_experts};
+                     .places = bodies.num_experts,
+                     .expert_offsets = offsets};
   PlacedPlan result;
   std::vector<int64_t> row_begin;
   if (OwnersAdd(share_.owner_sums, costs)) {

@@ -273,8 +273,7 @@ LinearTile ProductTuning::Tile(const LinearArgs& args) {
       r.args = args;
       r.rows = rows;
       if (args.plan != nullptr) {
-        r.routes =
-            std::min(args.plan->capacity / std::max(args.plan->rows, 1), args.plan->num_experts);
+        r.routes = std::min(args.plan->MostOfRow(), args.plan->num_experts);
         r.experts = args.plan->num_experts;
       }
     }

@@ -1,0 +1,270 @@
+// The operations of ranks on every device: plans are divided as PlanPartsMemory divides them, and
+// rows, columns and checksums are those of all ranks.
+#include "kernels/rank_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "kernels/exchange/loopback_transport.h"
+#include "kernels/exchange/message_exchange.h"
+#include "tests/support/backends.h"
+#include "tests/support/device_rows.h"
+#include "tests/support/plans.h"
+#include "tests/support/random.h"
+
+namespace moeserve::testing {
+namespace {
+
+// Copies 4-byte elements from device memory.
+template <typename T>
+std::vector<T> Words(Backend& backend, const T* from, int64_t count) {
+  std::vector<float> bits(static_cast<size_t>(count));
+  const RowsView row{const_cast<std::remove_const_t<T>*>(from), DType::kF32, 1, count, count};
+  if (count > 0) backend.CopyToHost(row, bits);
+  std::vector<T> words(bits.size());
+  std::memcpy(words.data(), bits.data(), bits.size() * sizeof(float));
+  return words;
+}
+
+template <typename T>
+std::vector<T> HostWords(const T* from, int64_t count) {
+  return {from, from + count};
+}
+
+// Compares a part in device memory with the same part in host memory.
+void ExpectSamePart(Backend& backend, const RoutingPlan& found, const RoutingPlan& expected) {
+  const int64_t count = expected.num_assignments;
+  ASSERT_EQ(found.num_assignments, count);
+  ASSERT_EQ(found.num_experts, expected.num_experts);
+  ASSERT_EQ(found.rows, expected.rows);
+  EXPECT_EQ(found.capacity, expected.capacity);
+  const auto same = [&]<typename T>(const T* f, const T* e, int64_t n, const char* name) {
+    EXPECT_EQ(Words(backend, f, n), HostWords(e, n)) << name;
+  };
+  same(found.expert_offsets, expected.expert_offsets, expected.num_experts + 1, "expert_offsets");
+  same(found.expert_of_assignment, expected.expert_of_assignment, count, "expert_of_assignment");
+  same(found.row_of_assignment, expected.row_of_assignment, count, "row_of_assignment");
+  same(found.weight_of_assignment, expected.weight_of_assignment, count, "weight_of_assignment");
+  same(found.row_offsets, expected.row_offsets, expected.rows + 1, "row_offsets");
+  same(found.assignments_of_row, expected.assignments_of_row, count, "assignments_of_row");
+}
+
+class RankOpsTest : public ::testing::TestWithParam<BackendOptions> {
+ protected:
+  using Backends = std::vector<std::unique_ptr<Backend>>;
+
+  std::unique_ptr<Backend> NewBackend() const {
+    return std::move(CreateBackend(GetParam())).value();
+  }
+
+  // Runs `run` on so many ranks, each with a backend and a thread.
+  void OnRanks(int ranks, const std::function<void(Backend&, Exchange&)>& run) const {
+    std::vector<std::unique_ptr<Transport>> transports = LoopbackTransports(ranks);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < ranks; ++r) {
+      threads.emplace_back([&, r] {
+        MessageExchange exchange(std::move(transports[static_cast<size_t>(r)]),
+                                 {.check_order = true});
+        const std::unique_ptr<Backend> backend = NewBackend();
+        run(*backend, exchange);
+        EXPECT_TRUE(exchange.status().ok()) << exchange.status();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+struct DivideCase {
+  int rows, experts, selected, ranks, without;  // `without`: the last experts have no owner
+};
+constexpr DivideCase kDivideCases[] = {
+    {1, 4, 2, 2, 0},    {50, 8, 3, 1, 0}, {50, 8, 3, 2, 0},  {50, 8, 3, 4, 2},  {7, 3, 3, 8, 0},
+    {300, 64, 8, 4, 0}, {40, 6, 6, 3, 3}, {256, 8, 2, 2, 0}, {513, 5, 2, 3, 1}, {700, 16, 1, 4, 0}};
+
+TEST_P(RankOpsTest, PlansAreDividedAsOnTheHost) {
+  const std::unique_ptr<Backend> backend = NewBackend();
+  RankOps& ranks = *backend->rank_ops();
+  Random random(5);
+  // The memory of a slot serves plans of all sizes, one after another.
+  for (int round = 0; round < 2; ++round) {
+    for (const DivideCase& c : kDivideCases) {
+      SCOPED_TRACE(::testing::Message()
+                   << c.rows << " rows, " << c.experts << " experts, " << c.ranks << " ranks");
+      std::vector<std::vector<int>> routes(static_cast<size_t>(c.rows));
+      for (std::vector<int>& of_row : routes) {
+        // A row may have no expert.
+        for (int e = 0; e < c.experts && std::ssize(of_row) < c.selected; ++e) {
+          if (random.Below(c.experts) < c.selected) of_row.push_back(e);
+        }
+      }
+      const Grouped grouped = MakePlan(*backend, c.experts, routes);
+      const RoutingPlan host = backend->HostPlan(0);
+      const std::span<const int32_t> offsets = ranks.ExpertOffsets(grouped.plan);
+      ASSERT_EQ(std::vector(offsets.begin(), offsets.end()),
+                HostWords(host.expert_offsets, c.experts + 1));
+      std::vector<int> owner(static_cast<size_t>(c.experts), kNoOwner);
+      for (int e = 0; e < c.experts - c.without; ++e) owner[e] = random.Below(c.ranks);
+      if (c.without > 0) owner.front() = kNoOwner;
+      PlanPartsMemory memory;
+      for (int rank = 0; rank < c.ranks; ++rank) {
+        PlanOwners owners{
+            .of_expert = owner, .ranks = c.ranks, .rank = rank, .places = c.experts - c.without};
+        const PlanParts expected = memory.Divide(host, owners);
+        if (rank % 2 == 0) owners.expert_offsets = offsets;
+        const PlanParts found = ranks.Divide(grouped.plan, owners, rank % 2);
+        EXPECT_EQ(found.rows_of_rank, expected.rows_of_rank);
+        EXPECT_EQ(found.first, expected.first);
+        EXPECT_GE(found.local.MostOfRow(), expected.local.MostOfRow());
+        EXPECT_EQ(found.joint.MostOfRow(), found.local.MostOfRow());
+        ExpectSamePart(*backend, found.local, expected.local);
+        ExpectSamePart(*backend, found.joint, expected.joint);
+      }
+    }
+  }
+}
+
+TEST_P(RankOpsTest, RowsOfAllRanksAreGathered) {
+  constexpr int kCols = 37, kStride = 48;
+  const std::vector<std::vector<int64_t>> parts = {{3, 0, 5}, {0, 0, 0}, {1, 2, 0}, {600, 20, 300}};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    OnRanks(3, [&](Backend& backend, Exchange& exchange) {
+      for (const std::vector<int64_t>& rows : parts) {
+        // Two rows at the end are not exchanged.
+        const int64_t all = rows[0] + rows[1] + rows[2] + 2;
+        std::vector<float> values(static_cast<size_t>(all * kCols));
+        for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 251);
+        const DeviceRows x = MakeRows(backend, all, kCols, kStride, dtype, nullptr);
+        int64_t first = 0;
+        for (int r = 0; r < exchange.rank(); ++r) first += rows[static_cast<size_t>(r)];
+        const int64_t own = rows[static_cast<size_t>(exchange.rank())];
+        if (own > 0) {
+          backend.CopyFromHost({values.begin() + first * kCols, values.end()},
+                               x.view.Rows(first, own));
+        }
+        backend.rank_ops()->StartGather(x.view, rows, exchange);
+        backend.rank_ops()->FinishGather(exchange);
+        const std::vector<float> found = HostRows(backend, x.view);
+        for (size_t i = 0; i < found.size(); ++i) {
+          if (static_cast<int64_t>(i) < (all - 2) * kCols) {
+            ASSERT_EQ(found[i], values[i]) << "element " << i;
+          } else {
+            ASSERT_TRUE(std::isnan(found[i])) << "element " << i;
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_P(RankOpsTest, TheLeaderGetsTheColumnsOfAll) {
+  constexpr int kRows = 5, kWidth = 7;
+  for (const int columns : {20, 21, 15, 6}) {
+    OnRanks(3, [&](Backend& backend, Exchange& exchange) {
+      std::vector<float> own(kRows * kWidth);
+      const auto value = [](int row, int column) { return static_cast<float>(100 * row + column); };
+      for (int r = 0; r < kRows; ++r) {
+        for (int c = 0; c < kWidth; ++c) {
+          own[static_cast<size_t>(r * kWidth + c)] = value(r, exchange.rank() * kWidth + c);
+        }
+      }
+      const DeviceRows part = MakeRows(backend, own, kWidth);
+      const DeviceRows output =
+          MakeRows(backend, kRows, columns, columns + 3, DType::kF32, nullptr);
+      backend.rank_ops()->GatherColumns(part.view, output.view, exchange);
+      const DeviceRows none = MakeRows(backend, 0, kWidth, kWidth, DType::kF32, nullptr);
+      backend.rank_ops()->GatherColumns(none.view, output.view.Rows(0, 0), exchange);
+      RowsView wide = output.view;
+      wide.cols = columns + 3;
+      const std::vector<float> found = HostRows(backend, wide);
+      for (int r = 0; r < kRows; ++r) {
+        for (int c = 0; c < columns + 3; ++c) {
+          const float f = found[static_cast<size_t>(r * (columns + 3) + c)];
+          if (exchange.rank() == 0 && c < columns) {
+            ASSERT_EQ(f, value(r, c));
+          } else {
+            ASSERT_TRUE(std::isnan(f));
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_P(RankOpsTest, ChecksumsDependOnAllBits) {
+  const std::unique_ptr<Backend> backend = NewBackend();
+  RankOps& ranks = *backend->rank_ops();
+  Random random(9);
+  for (const int rows : {1, 3, 400}) {
+    constexpr int kCols = 33;
+    std::vector<float> values = random.Normals(int64_t{rows} * kCols);
+    const auto checksum = [&] { return ranks.Checksum(MakeRows(*backend, values, kCols).view); };
+    const uint64_t sum = checksum();
+    EXPECT_EQ(checksum(), sum);
+    for (int i = 0; i < 20; ++i) {
+      const auto at = static_cast<size_t>(random.Below(static_cast<int>(values.size())));
+      const float old = values[at];
+      values[at] = F32FromBits(BitsFromF32(old) ^ 1u << random.Below(32));
+      EXPECT_NE(checksum(), sum) << "element " << at;
+      values[at] = old;
+    }
+    std::swap(values.front(), values.back());
+    EXPECT_NE(checksum(), sum);
+  }
+}
+
+// An exchange that moves nothing, but says that it reads device memory.
+class DeviceExchange final : public Exchange {
+ public:
+  int rank() const override { return 1; }
+  int ranks() const override { return 2; }
+  void StartGather(void*, std::span<const int64_t>) override { ADD_FAILURE() << "host memory"; }
+  void FinishGather() override { ADD_FAILURE() << "host memory"; }
+  bool reads_device_memory() const override { return true; }
+  void StartDeviceGather(void* buffer, std::span<const int64_t> bytes, void* stream) override {
+    started_.emplace_back(buffer, std::vector(bytes.begin(), bytes.end()), stream != nullptr);
+  }
+  void FinishDeviceGather() override { ++finished_; }
+  void Broadcast(std::span<char>) override {}
+  void BroadcastWhenever(std::span<char>) override {}
+  void GatherAtLeader(std::span<const char>, std::span<char>) override {}
+  void Lose(int, std::string_view) override {}
+  absl::Status status() const override { return absl::OkStatus(); }
+  ExchangeCounts counts() const override { return {}; }
+
+  std::vector<std::tuple<void*, std::vector<int64_t>, bool>> started_;
+  int finished_ = 0;
+};
+
+TEST_P(RankOpsTest, AnExchangeMayReadDeviceMemory) {
+  if (GetParam().device == "cpu") GTEST_SKIP() << "the memory of the device is that of the host";
+  const std::unique_ptr<Backend> backend = NewBackend();
+  const DeviceRows x = MakeRows(*backend, 5, 8, 16, DType::kBF16, nullptr);
+  DeviceExchange exchange;
+  const std::vector<int64_t> rows = {2, 3};
+  for (int i = 1; i <= 2; ++i) {
+    backend->rank_ops()->StartGather(x.view, rows, exchange);
+    EXPECT_EQ(exchange.finished_, i - 1);
+    backend->rank_ops()->FinishGather(exchange);
+    EXPECT_EQ(exchange.finished_, i);
+    const auto& [buffer, bytes, stream] = exchange.started_.back();
+    EXPECT_EQ(buffer, x.view.data);
+    EXPECT_EQ(bytes, (std::vector<int64_t>{2 * 32, 3 * 32}));
+    EXPECT_TRUE(stream);
+  }
+}
+
+// One CPU backend, because its instruction set does not matter.
+std::vector<BackendOptions> RankBackends() {
+  std::vector<BackendOptions> backends = AvailableBackends(1);
+  while (backends.size() > 1 && backends[1].device == "cpu") backends.erase(backends.begin());
+  return backends;
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, RankOpsTest, ::testing::ValuesIn(RankBackends()),
+                         [](const auto& info) { return BackendName(info.param); });
+
+}  // namespace
+}  // namespace moeserve::testing
