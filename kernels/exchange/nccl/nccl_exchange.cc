@@ -78,7 +78,7 @@ class NcclExchange final : public MessageExchange {
   const StreamQuery query_;
   void* stream_ = nullptr;  // of the group that runs
 
-  // NCCL's functions do not wait, so the mutex is never held for long.
+  // NCCL's functions do not wait but for an abort, so the mutex is not held for long.
   Mutex comm_mutex_;
   std::condition_variable changed_;
   // Null before ConnectDevices(), with one rank, and once it was aborted.
@@ -217,7 +217,14 @@ absl::Status NcclExchange::ConnectDevices() {
 void NcclExchange::Watch() {
   MutexLock lock(comm_mutex_);
   while (!ending_) {
-    if (lost()) return Abort();
+    if (lost()) {
+      // It may take long, and Lose() must not wait for it: others have to be told of the loss.
+      const ncclComm_t aborted = std::exchange(comm_, nullptr);
+      lock.unlock();
+      if (aborted != nullptr) api_.comm_abort(aborted);
+      lock.lock();
+      return;
+    }
     if (!runs_) {
       changed_.wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(comm_mutex_) {
         return ending_ || runs_ || lost();
@@ -273,8 +280,9 @@ void NcclExchange::StartGroup(std::span<const Piece> sends, std::span<const Piec
     }
     note(api_.group_end());
     if (result != ncclSuccess && result != ncclInProgress) {
-      LoseTo(ErrorOf(result, "starting an exchange"));
-      return Abort();
+      LoseTo(ErrorOf(result, "starting an exchange"));  // the thread aborts
+      changed_.notify_all();
+      return;
     }
     runs_ = true;
     deadline_ = SteadyNow() + options().timeout;

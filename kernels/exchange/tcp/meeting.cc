@@ -302,14 +302,18 @@ absl::Status Meeting::Lead() {
   std::vector<Guest> others;  // that cannot be ranks
   absl::Status status;
   absl::Time until = deadline_;
+  // One that has ended while it waited is missing again.
   const auto complete = [&] {
+    for (auto& guest : known) {
+      if (guest.has_value() && IsClosed(guest->socket.get())) guest.reset();
+    }
     return std::all_of(known.begin() + 1, known.end(),
                        [](const auto& guest) { return guest.has_value(); });
   };
   while (!complete() || !status.ok()) {
     std::optional<Guest> guest = door.Next(until);
     if (!guest.has_value()) {
-      if (status.ok()) status = Missing(known, door.other_keys());
+      if (status.ok() && !complete()) status = Missing(known, door.other_keys());
       break;
     }
     const absl::Status verdict = Judge(*guest, known);
