@@ -130,6 +130,9 @@ absl::Status Follower::RunStep(Model& model, const StepMessage& message) {
   batch.phase.assign(batch.tokens.size(), Phase::kPrefill);  // nothing is counted
   batch.long_sequence = message.long_sequence;
   batch.token_types = message.token_types;
+  if (message.page_tables.empty() && !model.backend().needs_reservation()) {
+    return ImpossibleStep("rows of no sequence, for which no memory is reserved");
+  }
   batch.tables = message.tables;
   if (message.tables != cache->second->num_tables()) return ImpossibleStep("other page tables");
   std::vector<int64_t> num_pages;

@@ -210,9 +210,11 @@ void GetBatchFields(FieldReader& in, const StepLimits& limits, StepMessage& m) {
     in.Fail("page tables", Concat("a multiple of ", m.tables), Concat(m.page_tables.size()));
   }
   const size_t sequences = m.page_tables.size() / static_cast<size_t>(m.tables);
+  // Model::Reserve() runs rows of no sequence, which have no page tables.
+  const int64_t least = sequences == 0 ? -2 : 0;
   for (const int32_t s : m.sequence) {
-    if (s < 0 || static_cast<size_t>(s) >= sequences) {
-      in.Fail("sequence of a token", Concat("0 to ", sequences, " exclusive"), Concat(s));
+    if (s < least || s >= static_cast<int64_t>(sequences)) {
+      in.Fail("sequence of a token", Concat(least, " to ", sequences, " exclusive"), Concat(s));
     }
   }
   m.lengths = in.ArrayOf<int32_t>("lengths", m.page_tables.size(), true);
@@ -233,8 +235,9 @@ void GetBatchFields(FieldReader& in, const StepLimits& limits, StepMessage& m) {
     }
   }
   const size_t controls = in.Count("controls", limits.sequences, 1);
-  if (in.ok() && controls != 0 && controls != sequences) {
-    in.Fail("controls", Concat(sequences), Concat(controls));
+  const size_t expected = std::max<size_t>(sequences, 1);  // one for rows of no sequence
+  if (in.ok() && controls != 0 && controls != expected) {
+    in.Fail("controls", Concat(expected), Concat(controls));
   }
   for (size_t i = 0; i < controls && in.ok(); ++i) m.controls.push_back(GetRoutingChange(in));
 }

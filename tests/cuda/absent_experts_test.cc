@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct AbsentCase {
   LinearBankShape format = {};  // without sizes
   DType rows = DType::kBF16;
 };
+void PrintTo(const AbsentCase& c, std::ostream* out) { *out << c.name; }
 
 std::vector<AbsentCase> AbsentCases() {
   LinearBankShape bf16;

@@ -133,6 +133,24 @@ TEST(StepMessageTest, WrongBytesAreRefused) {
   }
 }
 
+// Rows that only reserve memory belong to no sequence.
+TEST(StepMessageTest, RowsMayHaveNoSequence) {
+  StepMessage m;
+  m.tokens = m.positions = {0, 0};
+  m.sequence = {-1, -2};
+  m.controls.resize(1);
+  const auto found = ParseStepMessage(Serialize(m), kLimits);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->sequence, m.sequence);
+  for (const int32_t wrong : {0, -3}) {
+    m.sequence = {-1, wrong};
+    EXPECT_FALSE(ParseStepMessage(Serialize(m), kLimits).ok()) << wrong;
+  }
+  m.sequence = {-1, 0};
+  m.page_tables = {{1}};
+  EXPECT_FALSE(ParseStepMessage(Serialize(m), kLimits).ok());
+}
+
 TEST(StepMessageTest, LimitsAndVersionsAreNamed) {
   StepMessage m;
   m.page_tables = {{.length = 1, .runs = {{0, 1}}, .pages = {1}}};
