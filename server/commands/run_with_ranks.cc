@@ -74,9 +74,10 @@ void AddRankOptions(CLI::App& app, RankOptions& options) {
                   {"off", "mpi", "tcp", "nccl"});
   AddNumberOption(app, "--rank", options.rank,
                   "With --ranks tcp or nccl: the number of this process, from 0; process 0 answers "
-                  "requests",
-                  0, kMaxRanks - 1);
-  AddNumberOption(app, "--of", options.of, "With --ranks tcp or nccl: the number of processes", 1,
+                  "requests (-1: none is given)",
+                  -1, kMaxRanks - 1);
+  AddNumberOption(app, "--of", options.of,
+                  "With --ranks tcp or nccl: the number of processes (0: none is given)", 0,
                   kMaxRanks);
   app.add_option("--rank-key-file", options.key_file,
                  "With --ranks tcp or nccl: file with a key of 16 or more random characters, the "

@@ -77,6 +77,13 @@ class RankOpsTest : public ::testing::TestWithParam<BackendOptions> {
   }
 };
 
+// Equal shares of the rows; several ranks may have none.
+std::vector<int64_t> RowBegins(int64_t rows, int ranks) {
+  std::vector<int64_t> begins;
+  for (int r = 0; r <= ranks; ++r) begins.push_back(rows * r / ranks);
+  return begins;
+}
+
 struct DivideCase {
   int rows, experts, selected, ranks, without;  // `without`: the last experts have no owner
 };
@@ -109,13 +116,21 @@ TEST_P(RankOpsTest, PlansAreDividedAsOnTheHost) {
       for (int e = 0; e < c.experts - c.without; ++e) owner[e] = random.Below(c.ranks);
       if (c.without > 0) owner.front() = kNoOwner;
       PlanPartsMemory memory;
-      for (int rank = 0; rank < c.ranks; ++rank) {
+      const std::vector<int64_t> row_begin = RowBegins(c.rows, c.ranks);
+      for (int i = 0; i < 2 * c.ranks; ++i) {
+        const int rank = i / 2;
         PlanOwners owners{
             .of_expert = owner, .ranks = c.ranks, .rank = rank, .places = c.experts - c.without};
+        if (i % 2 == 1) owners.row_begin = row_begin;
         const PlanParts expected = memory.Divide(host, owners);
         if (rank % 2 == 0) owners.expert_offsets = offsets;
         const PlanParts found = ranks.Divide(grouped.plan, owners, rank % 2);
         EXPECT_EQ(found.rows_of_rank, expected.rows_of_rank);
+        EXPECT_EQ(found.rows_for_rank, expected.rows_for_rank);
+        if (i % 2 == 1) {
+          EXPECT_EQ(Words(*backend, found.by_adder, expected.local.num_assignments),
+                    HostWords(expected.by_adder, expected.local.num_assignments));
+        }
         EXPECT_EQ(found.first, expected.first);
         EXPECT_GE(found.local.MostOfRow(), expected.local.MostOfRow());
         EXPECT_EQ(found.joint.MostOfRow(), found.local.MostOfRow());
@@ -156,6 +171,72 @@ TEST_P(RankOpsTest, RowsOfAllRanksAreGathered) {
         }
       }
     });
+  }
+}
+
+TEST_P(RankOpsTest, ResultsGoToTheRanksThatAddThem) {
+  constexpr int kCols = 37, kExperts = 9;
+  for (const int rows : {1, 2, 40, 400}) {
+    std::vector<std::vector<int>> routes(static_cast<size_t>(rows));
+    Random random(rows);
+    for (std::vector<int>& of_row : routes) {
+      for (int e = 0; e < kExperts; ++e) {
+        if (random.Below(3) == 0) of_row.push_back(e);
+      }
+    }
+    for (const auto& [dtype, stride] :
+         {std::pair(DType::kF32, 48), std::pair(DType::kBF16, 48), std::pair(DType::kBF16, 37)}) {
+      OnRanks(3, [&, dtype = dtype, stride = stride](Backend& backend, Exchange& exchange) {
+        const int rank = exchange.rank();
+        const std::vector<int> owner = {0, 2, 2, 1, 0, 1, 1, 2, kNoOwner};
+        const std::vector<int64_t> row_begin = RowBegins(rows, 3);
+        const PlanOwners owners{.of_expert = owner,
+                                .ranks = 3,
+                                .rank = rank,
+                                .places = kExperts - 1,
+                                .row_begin = row_begin};
+        const Grouped grouped = MakePlan(backend, kExperts, routes);
+        PlanPartsMemory memory;
+        const PlanParts expected = memory.Divide(backend.HostPlan(0), owners);
+        const PlanParts parts = backend.rank_ops()->Divide(grouped.plan, owners, 0);
+        const auto value = [](int expert, int64_t row, int column) {
+          return static_cast<float>((expert * 31 + row * 7 + column) % 251);
+        };
+        std::vector<float> values;
+        for (int a = 0; a < expected.local.num_assignments; ++a) {
+          for (int c = 0; c < kCols; ++c) {
+            values.push_back(value(expected.local.expert_of_assignment[a],
+                                   expected.local.row_of_assignment[a], c));
+          }
+        }
+        const int64_t count = expected.local.num_assignments;
+        const DeviceRows own = MakeRows(backend, count, kCols, stride, dtype, nullptr);
+        if (count > 0) backend.CopyFromHost(values, own.view);
+        const int64_t stays = parts.rows_for_rank[static_cast<size_t>(rank)];
+        const DeviceRows packed = MakeRows(backend, count - stays, kCols, stride, dtype, nullptr);
+        const DeviceRows results =
+            MakeRows(backend, expected.joint.num_assignments, kCols, stride, dtype, nullptr);
+        for (int round = 0; round < 2; ++round) {
+          backend.rank_ops()->StartScatter(own.view, parts, packed.view, results.view, exchange);
+          backend.rank_ops()->FinishScatter(exchange);
+        }
+        const std::vector<float> found = HostRows(backend, results.view);
+        int64_t exchanged = 0;
+        for (const int64_t of_rank : parts.rows_of_rank) exchanged += of_rank;
+        for (int64_t i = 0; i < std::ssize(found); ++i) {
+          const int64_t a = i / kCols;
+          const float f = found[static_cast<size_t>(i)];
+          if (a < exchanged) {
+            const int64_t row =
+                expected.joint.row_of_assignment[a] + row_begin[static_cast<size_t>(rank)];
+            ASSERT_EQ(
+                f, value(expected.joint.expert_of_assignment[a], row, static_cast<int>(i % kCols)));
+          } else {
+            ASSERT_TRUE(std::isnan(f)) << "a result of an expert without an owner";
+          }
+        }
+      });
+    }
   }
 }
 
@@ -227,6 +308,13 @@ class DeviceExchange final : public Exchange {
     started_.emplace_back(buffer, std::vector(bytes.begin(), bytes.end()), stream != nullptr);
   }
   void FinishDeviceGather() override { ++finished_; }
+  void StartDeviceAllToAll(const void* send, std::span<const int64_t> send_bytes, void* receive,
+                           std::span<const int64_t> receive_bytes, void* stream) override {
+    sent_ = {send, std::vector(send_bytes.begin(), send_bytes.end())};
+    started_.emplace_back(receive, std::vector(receive_bytes.begin(), receive_bytes.end()),
+                          stream != nullptr);
+  }
+  void FinishDeviceAllToAll() override { ++finished_; }
   void Broadcast(std::span<char>) override {}
   void BroadcastWhenever(std::span<char>) override {}
   void GatherAtLeader(std::span<const char>, std::span<char>) override {}
@@ -235,6 +323,7 @@ class DeviceExchange final : public Exchange {
   ExchangeCounts counts() const override { return {}; }
 
   std::vector<std::tuple<void*, std::vector<int64_t>, bool>> started_;
+  std::pair<const void*, std::vector<int64_t>> sent_;
   int finished_ = 0;
 };
 
@@ -254,6 +343,22 @@ TEST_P(RankOpsTest, AnExchangeMayReadDeviceMemory) {
     EXPECT_EQ(bytes, (std::vector<int64_t>{2 * 32, 3 * 32}));
     EXPECT_TRUE(stream);
   }
+  // Rank 1 owns the second expert and adds the results of rows 2 and 3.
+  const Grouped grouped = MakePlan(*backend, 2, {{0, 1}, {1}, {0, 1}, {0}});
+  const std::vector<int> owner = {0, 1};
+  const std::vector<int64_t> row_begin = {0, 2, 4};
+  const PlanParts parts = backend->rank_ops()->Divide(
+      grouped.plan,
+      {.of_expert = owner, .ranks = 2, .rank = 1, .places = 2, .row_begin = row_begin}, 0);
+  const DeviceRows packed = MakeRows(*backend, 2, 8, 16, DType::kBF16, nullptr);
+  const DeviceRows results = MakeRows(*backend, 3, 8, 16, DType::kBF16, nullptr);
+  backend->rank_ops()->StartScatter(x.view.Rows(0, 3), parts, packed.view, results.view, exchange);
+  backend->rank_ops()->FinishScatter(exchange);
+  EXPECT_EQ(exchange.finished_, 3);
+  EXPECT_EQ(exchange.sent_.first, packed.view.data);
+  EXPECT_EQ(exchange.sent_.second, (std::vector<int64_t>{2 * 32, 0}));
+  EXPECT_EQ(std::get<0>(exchange.started_.back()), results.view.data);
+  EXPECT_EQ(std::get<1>(exchange.started_.back()), (std::vector<int64_t>{2 * 32, 32}));
 }
 
 // One CPU backend, because its instruction set does not matter.

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <map>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/device/handles.h"
+#include "kernels/cuda/ranks/plan_division.h"
 #include "kernels/rank_ops.h"
 
 namespace moeserve::cuda {
@@ -22,19 +25,34 @@ class CudaRankOps final : public RankOps {
   void StartGather(const RowsView& results, std::span<const int64_t> rows_of_rank,
                    Exchange& exchange) override;
   void FinishGather(Exchange& exchange) override;
+  bool scatters() const override { return true; }
+  void StartScatter(const RowsView& own, const PlanParts& parts, const RowsView& packed,
+                    const RowsView& results, Exchange& exchange) override;
+  void FinishScatter(Exchange& exchange) override;
   void GatherColumns(const RowsView& own, const RowsView& output, Exchange& exchange) override;
   // The sum of ChecksumOfWord() over the words of the rows. The CPU's checksum is a chain that no
   // device computes in parallel; ranks are all of one kind, so the two are never compared.
   uint64_t Checksum(const RowsView& rows) override;
 
  private:
-  // A gather between StartGather() and FinishGather().
-  struct Gather {
-    void* results = nullptr;     // null: none
+  // An exchange between its start and its end.
+  struct Running {
+    bool runs = false;
+    char* results = nullptr;     // the parts of all ranks in device memory
+    char* staged = nullptr;      // the same in host memory; null if the exchange reads the device's
     int64_t begin = 0, end = 0;  // the bytes of the own part
     int64_t bytes = 0;           // of all parts
   };
 
+  void Begin(const RowsView& results, std::span<const int64_t> bytes, const Exchange& exchange);
+  // Copies the parts of others to the device.
+  void CopyFromOthers();
+  // Copies arrays to the device.
+  void Upload(std::span<const std::pair<int32_t*, std::span<const int32_t>>> arrays);
+  // Fills `adders` but `place` and `by_adder`, with `row_begin` in device memory. Returns
+  // first_added, for which it waits.
+  std::vector<int32_t> FindAdders(const RoutingPlan& plan, const PlanOwners& owners,
+                                  PlanAdders& adders, int32_t* row_begin);
   void Synchronize();
   void Copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
   // Makes the memory large enough; its contents are lost.
@@ -42,12 +60,12 @@ class CudaRankOps final : public RankOps {
   static void Reserve(DeviceMemory& memory, int64_t bytes);
 
   cudaStream_t stream_;
-  std::map<int, DeviceMemory> parts_;  // by slot: the arrays of the parts of its plan
-  std::vector<int32_t> offsets_;       // of ExpertOffsets()
-  std::vector<int64_t> bytes_;         // scratch of StartGather()
-  Gather gather_;
-  PinnedMemory gathered_;  // of gathers and columns
-  PinnedMemory small_;     // what ExpertOffsets() and Checksum() read
+  std::map<int, DeviceMemory> parts_;        // by slot: the arrays of the parts of its plan
+  std::vector<int32_t> offsets_;             // of ExpertOffsets()
+  std::vector<int64_t> bytes_, send_bytes_;  // of the exchange that runs
+  Running running_;
+  PinnedMemory staged_;    // what is exchanged
+  PinnedMemory small_;     // what the host reads
   PinnedMemory uploaded_;  // what Divide() copies to the device
   Event copied_;           // after the copies from `uploaded_`
   DeviceMemory checksum_;
