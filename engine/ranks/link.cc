@@ -362,8 +362,15 @@ void Link::Read(Peer& peer) {
   }
 }
 
+int Link::SilentRank() const {
+  const MutexLock lock(mutex_);
+  return silent_rank_;
+}
+
 absl::Duration Link::Beat(absl::Time now) {
   absl::Duration wait = options_.beat;
+  absl::Duration longest = 2 * options_.beat;
+  int silent_rank = -1;
   for (const auto& peer : peers_) {
     bool broken = false;
     {
@@ -372,6 +379,10 @@ absl::Duration Link::Beat(absl::Time now) {
       broken = !Send(*peer, LinkMessage::kBeat, "");
     }
     const absl::Duration silence = now - peer->heard;
+    if (silence >= longest) {
+      longest = silence;
+      silent_rank = peer->rank;
+    }
     if (broken) {
       Lose(*peer, "its process has ended");
     } else if (silence > options_.silence) {
@@ -380,6 +391,8 @@ absl::Duration Link::Beat(absl::Time now) {
       wait = std::min(wait, options_.silence - silence);
     }
   }
+  const MutexLock lock(mutex_);
+  silent_rank_ = silent_rank;
   return wait;
 }
 

@@ -70,6 +70,9 @@ class Link {
   void Wake();
   // A follower's: waits until Wake() was called since the last return, at most for `timeout`.
   void WaitForWake(absl::Duration timeout);
+  // Returns the rank of which nothing was heard for the longest time, if that is two beats or more;
+  // else -1.
+  int SilentRank() const;
   // A follower's: tells the leader why this rank ends. The text is cut to 4096 bytes.
   void SendError(std::string_view reason);
   // A follower's: tells the leader that this rank has lost another one.
@@ -106,13 +109,14 @@ class Link {
   Descriptor interrupt_;  // an eventfd that the thread waits for, too
   OnLoss on_loss_;
 
-  Mutex mutex_;  // guards the members below and what is sent to peers
+  mutable Mutex mutex_;  // guards the members below and what is sent to peers
   std::condition_variable changed_;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;   // the thread ends
   bool quiet_ ABSL_GUARDED_BY(mutex_) = false;    // losses are not reported
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;  // kStop was received
   int open_ ABSL_GUARDED_BY(mutex_) = 0;          // connections
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  int silent_rank_ ABSL_GUARDED_BY(mutex_) = -1;  // SilentRank(), as of the last beat
   std::thread thread_;
 };
 

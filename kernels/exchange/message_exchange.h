@@ -34,6 +34,10 @@ class MessageExchange : public Exchange {
     std::function<void(absl::Duration)> sleep = {};
     // The leader's: called before a message that followers may sleep for. Null: nothing.
     std::function<void()> wake = {};
+    // Returns a rank of which nothing was heard lately, or -1. Asked by any thread when devices
+    // have not exchanged their parts in time, because they do not tell whose is missing. Null:
+    // nobody knows.
+    std::function<int()> silent_rank = {};
   };
 
   MessageExchange(std::unique_ptr<Transport> transport, Options options);

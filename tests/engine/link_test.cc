@@ -141,6 +141,23 @@ TEST(LinkTest, SilenceIsALoss) {
   EXPECT_EQ(losses.Of(1), "nothing was heard from it for 50ms");
 }
 
+TEST(LinkTest, ARankOfWhichNothingIsHeardIsKnownBeforeItIsLost) {
+  Losses losses;
+  auto leader = Link::Listen("127.0.0.1", 3, {.beat = absl::Milliseconds(10), .silence = kLong});
+  ASSERT_TRUE(leader.ok()) << leader.status();
+  EXPECT_EQ((*leader)->SilentRank(), -1);
+  auto accepted = std::async(std::launch::async, [&] { return (*leader)->Accept(kLong); });
+  const LinkOptions never{.beat = kLong, .silence = kLong};
+  auto beats = Link::Connect((*leader)->invitation(), 1, kLong, kPatient);
+  auto silent = Link::Connect((*leader)->invitation(), 2, kLong, never);
+  ASSERT_TRUE(beats.ok() && silent.ok() && accepted.get().ok());
+  (*beats)->Watch(losses.Sink());
+  (*leader)->Watch(losses.Sink());
+  while ((*leader)->SilentRank() != 2) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(losses.count(), 0u);
+  leader->reset();  // before the followers
+}
+
 TEST(LinkTest, BeatsKeepALinkAlive) {
   const auto linked = Start(2, {.beat = absl::Milliseconds(10), .silence = absl::Seconds(20)});
   absl::SleepFor(absl::Milliseconds(100));

@@ -299,6 +299,17 @@ TEST(NcclExchangeTest, AGatherThatHangsOnOneDeviceIsALoss) {
   });
 }
 
+TEST(NcclExchangeTest, WhoeverIsSilentIsLostAfterADeadline) {
+  const Misbehaviour hangs({.rank = 1, .hangs = true});
+  OnDevices(2, {.timeout = absl::Milliseconds(300), .silent_rank = [] { return 0; }},
+            [](Device& device) {
+              GatherTen(device);
+              if (device.exchange->rank() == 0) return;
+              EXPECT_EQ(device.exchange->status().message(),
+                        "rank 0 was lost: the devices have not exchanged their parts within 300ms");
+            });
+}
+
 TEST(NcclExchangeTest, DifferentSizesAreFound) {
   OnDevices(2, {.timeout = absl::Milliseconds(500)}, [](Device& device) {
     const int64_t own = device.exchange->rank() == 0 ? 10 : 11;

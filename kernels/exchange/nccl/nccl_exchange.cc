@@ -238,9 +238,14 @@ void NcclExchange::Watch() {
       LoseTo(ErrorOf(state, "an exchange"));
     } else if (SteadyNow() > deadline_) {
       WaitForReason();
-      Fail(absl::UnavailableError(
-          Concat("a rank was lost: the devices have not exchanged their parts within ",
-                 absl::FormatDuration(options().timeout))));
+      const std::string reason = Concat("the devices have not exchanged their parts within ",
+                                        absl::FormatDuration(options().timeout));
+      const int silent = options().silent_rank ? options().silent_rank() : -1;
+      if (silent >= 0) {
+        MessageExchange::Lose(silent, reason);
+      } else {
+        Fail(absl::UnavailableError(Concat("a rank was lost: ", reason)));
+      }
     }
   }
 }

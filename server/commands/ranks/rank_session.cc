@@ -319,6 +319,7 @@ void RankSession::BeginSteps() {
     } else {
       options.sleep = [this](absl::Duration time) { link_->WaitForWake(time); };
     }
+    options.silent_rank = [this] { return link_->SilentRank(); };
   }
   exchange_->SetOptions(std::move(options));
 }
