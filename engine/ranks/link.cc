@@ -364,7 +364,7 @@ void Link::Read(Peer& peer) {
 
 int Link::SilentRank() const {
   const MutexLock lock(mutex_);
-  return silent_rank_;
+  return lost_silent_ >= 0 ? lost_silent_ : silent_rank_;
 }
 
 absl::Duration Link::Beat(absl::Time now) {
@@ -386,6 +386,10 @@ absl::Duration Link::Beat(absl::Time now) {
     if (broken) {
       Lose(*peer, "its process has ended");
     } else if (silence > options_.silence) {
+      {
+        const MutexLock lock(mutex_);
+        lost_silent_ = peer->rank;
+      }
       Lose(*peer, Concat("nothing was heard from it for ", absl::FormatDuration(options_.silence)));
     } else {
       wait = std::min(wait, options_.silence - silence);
@@ -454,15 +458,16 @@ void Link::SendLoss(int rank, std::string_view reason) {
   }
 }
 
-void Link::Stop(absl::Duration timeout) {
+bool Link::Stop(absl::Duration timeout) {
   MutexLock lock(mutex_);
   quiet_ = true;
   for (const auto& peer : peers_) {
     if (leader_ && peer->open) Send(*peer, LinkMessage::kStop, "");
   }
-  changed_.wait_for(lock, absl::ToChronoMicroseconds(timeout),
-                    [this]()
-                        ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_ == 0 || stopped_; });
+  const bool ended = changed_.wait_for(
+      lock, absl::ToChronoMicroseconds(timeout),
+      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_ == 0 || stopped_; });
+  return ended && lost_silent_ < 0;
 }
 
 }  // namespace moeserve

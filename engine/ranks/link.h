@@ -79,9 +79,10 @@ class Link {
   void SendLoss(int rank, std::string_view reason);
 
   // From now on, closed connections are no losses. The leader tells this to the followers, and
-  // waits until they have closed their ends; a follower waits until it was told. Waits at most for
-  // `timeout`.
-  void Stop(absl::Duration timeout);
+  // waits until they have closed their ends; a follower waits until it was told. Returns false if
+  // that has not happened within `timeout`, or if nothing was heard of one for
+  // LinkOptions::silence.
+  bool Stop(absl::Duration timeout);
 
  private:
   struct Peer;
@@ -117,6 +118,7 @@ class Link {
   int open_ ABSL_GUARDED_BY(mutex_) = 0;          // connections
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
   int silent_rank_ ABSL_GUARDED_BY(mutex_) = -1;  // SilentRank(), as of the last beat
+  int lost_silent_ ABSL_GUARDED_BY(mutex_) = -1;  // a rank that was lost because it was silent
   std::thread thread_;
 };
 

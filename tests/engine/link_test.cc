@@ -165,16 +165,22 @@ TEST(LinkTest, BeatsKeepALinkAlive) {
   EXPECT_EQ(linked->at_followers[0].count(), 0u);
 }
 
+TEST(LinkTest, AFollowerThatDoesNotEndIsKnown) {
+  const auto linked = Start(3, kPatient);
+  EXPECT_FALSE(linked->leader->Stop(absl::Milliseconds(20)));
+  linked->leader.reset();
+}
+
 TEST(LinkTest, AfterAStopNothingIsLost) {
   const auto linked = Start(3, kPatient);
   std::vector<std::future<void>> ended;
   for (auto& follower : linked->followers) {
     ended.push_back(std::async(std::launch::async, [&follower] {
-      follower->Stop(kLong);  // returns when the leader has stopped
+      EXPECT_TRUE(follower->Stop(kLong));  // returns when the leader has stopped
       follower.reset();
     }));
   }
-  linked->leader->Stop(kLong);
+  EXPECT_TRUE(linked->leader->Stop(kLong));
   linked->leader.reset();
   for (auto& end : ended) end.get();
   EXPECT_EQ(linked->at_leader.count(), 0u);

@@ -144,7 +144,8 @@ class Failures(ServerTest):
             limits = self.starve(server.pids[rank])
         elif kind == REFUSED:
             os.kill(server.pids[rank], signal.SIGUSR2)
-        if kind in FILES + MEMORY:
+        # Requests may have ended before, and nobody notices a rank that is stopped while none run.
+        if kind in FILES + MEMORY or kind == STOPPED:
             threads.append(self.send(server, ended, LATE_BODIES))
         bound = (BOUNDS[kind] or 60) + SLACK
         if kind == STOPPED and rank == 0:
@@ -157,7 +158,9 @@ class Failures(ServerTest):
         seconds = time.monotonic() - begin
         self.assertEqual(len(ended), sum(len(b) for b in (BODIES, LATE_BODIES)[:len(threads)]))
         # A rank without memory may fail some requests only.
-        lost = (any('"engine_dead"' in text or code != 200 and kind not in MEMORY
+        # A rank that is gone is always a loss, also if all requests had ended before.
+        gone = kind in SIGNALS or kind == CUT
+        lost = (gone or any('"engine_dead"' in text or code != 200 and kind not in MEMORY
                     for _, code, text in ended) or not all(map(is_running, server.pids)))
         if kind == STARVED and not lost:
             with contextlib.suppress(OSError):

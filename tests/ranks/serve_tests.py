@@ -145,6 +145,13 @@ class Serve(ServerTest):
     def test_a_follower_that_is_stopped_ends_the_service(self):
         self.end_rank(self.runs.ranks - 1, signal.SIGSTOP, 6, True)
 
+    def test_a_drain_ends_without_a_follower_that_is_stopped(self):
+        server = self.start_ranked()
+        os.kill(server.pids[-1], signal.SIGSTOP)
+        self.assertEqual(server.stop(), LOST, server.errors())
+        self.assertIn(f"rank {self.runs.ranks - 1}", server.errors())
+        self.expect_none_left(server)
+
     def test_a_leader_that_is_killed_ends_the_followers(self):
         server = self.start_ranked()
         os.kill(server.pids[0], signal.SIGKILL)

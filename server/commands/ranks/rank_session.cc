@@ -21,7 +21,7 @@ namespace {
 // A start report has some kilobytes.
 constexpr uint64_t kMostTextBytes = 1 << 24;
 // How long the leader waits for followers to close their links, once they were told to stop.
-constexpr absl::Duration kStopTime = absl::Seconds(10);
+constexpr absl::Duration kStopTime = absl::Seconds(30);
 constexpr absl::Duration kConnectTime = absl::Seconds(30);
 // How long a follower waits before it tells of a loss if it does not know whose, or if it seems to
 // be the leader's, which its link would have told.
@@ -113,7 +113,12 @@ RankSession::~RankSession() {
     return;
   }
   if (leads() && following_) leader_->StopFollowers();
-  if (link_ != nullptr) link_->Stop(kStopTime);
+  if (link_ != nullptr && !link_->Stop(kStopTime) && following_) {
+    // The transport would wait for it without end.
+    const int silent = link_->SilentRank();
+    EndLost(Concat(silent < 0 ? std::string("a rank") : Concat("rank ", silent),
+                   " was lost: it does not end"));
+  }
   link_.reset();
 }
 
