@@ -19,8 +19,7 @@ struct PlanOwners {
   int rank = 0;    // the rank that divides the plan
   int places = 0;  // the experts of `local`: [0, places); no other expert has an owner
   // [ranks + 1] rank r adds the results of the rows [row_begin[r], row_begin[r + 1]) of the plan,
-  // each row's by one rank (owner sums). Empty: every rank adds all results. Not empty only if
-  // RankOps::scatters().
+  // each row's by one rank (owner sums). Empty: every rank adds all results.
   std::span<const int64_t> row_begin = {};
   // The plan's expert_offsets in host memory, which a device needs (RankOps::ExpertOffsets()).
   std::span<const int32_t> expert_offsets = {};

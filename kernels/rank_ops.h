@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <span>
 
-#include "base/check.h"
 #include "kernels/backend.h"
 #include "kernels/exchange/exchange.h"
 #include "kernels/plan_parts.h"
@@ -28,23 +27,15 @@ class RankOps {
                            Exchange& exchange) = 0;
   virtual void FinishGather(Exchange& exchange) = 0;
 
-  // Whether Divide() takes PlanOwners::row_begin, and the functions below exist. All ranks have the
-  // same backend, so they agree.
-  virtual bool scatters() const { return false; }
   // Starts to exchange results if each row's are added by one rank: parts of a plan that was
   // divided with row_begin. `own` [parts.local.capacity] are the results of this rank; `results`
   // [parts.joint.capacity] get those of the rows that it adds, its own at once and those of others
   // until FinishScatter(). `packed` is memory for the own results that others add. All have the
   // same columns, stride and type. Until FinishScatter(), nothing uses `packed` and `results`. At
   // most one at a time, and none during a gather.
-  virtual void StartScatter(const RowsView& /*own*/, const PlanParts& /*parts*/,
-                            const RowsView& /*packed*/, const RowsView& /*results*/,
-                            Exchange& /*exchange*/) {
-    MOESERVE_CHECK(false, "a backend that scatters");
-  }
-  virtual void FinishScatter(Exchange& /*exchange*/) {
-    MOESERVE_CHECK(false, "a backend that scatters");
-  }
+  virtual void StartScatter(const RowsView& own, const PlanParts& parts, const RowsView& packed,
+                            const RowsView& results, Exchange& exchange) = 0;
+  virtual void FinishScatter(Exchange& exchange) = 0;
 
   // Writes the columns that the ranks have computed to `output` [n, any] f32 at the leader: part r
   // begins at column r * `own`.cols, and columns that exceed those of `output` are dropped. `own`

@@ -73,11 +73,6 @@ class StepWatch {
 // Returns null if the device cannot move experts.
 MovableExperts* Movable(LinearBank* bank) { return dynamic_cast<MovableExperts*>(bank); }
 
-SplitChoice OwnerSumsOf(const ModelOptions& options, Backend& backend) {
-  const bool possible = options.exchange != nullptr && backend.rank_ops()->scatters();
-  return possible ? options.owner_sums : SplitChoice::kOff;
-}
-
 bool DividesHead(const ModelSpec& spec, const ModelOptions& options) {
   if (options.exchange == nullptr || !HasVocabulary(spec.head.kind)) return false;
   if (options.split_head != SplitChoice::kAuto) return options.split_head == SplitChoice::kOn;
@@ -224,7 +219,7 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
             .placement = options.placement,
             .watch = options.load_watch,
             .divide_head = divides_head,
-            .owner_sums = OwnerSumsOf(options, backend)};
+            .owner_sums = options.owner_sums};
   if (share_.exchange != nullptr) load.ranks = &share_;
   load.files_in_use = &files_in_use_;
   load.tiers = &tiers_;
@@ -594,10 +589,6 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
           "ranks: expected a device that computes a part of the experts (cpu, or cuda without "
           "--cuda-dense cublaslt), found ",
           backend.description()));
-    }
-    if (options.owner_sums == SplitChoice::kOn && !backend.rank_ops()->scatters()) {
-      return absl::UnimplementedError(
-          Concat("owner sums: expected device cpu, found ", backend.name()));
     }
   }
   auto impl = std::make_unique<Impl>(spec, options, backend);

@@ -46,7 +46,7 @@ struct ModelOptions {
   SplitChoice split_head = SplitChoice::kAuto;
   // Whether a rank gets the results of the experts for its rows only, adds them, and gathers the
   // sums, instead of getting and adding all results. kAuto: where OwnersAdd()
-  // (layers/routed/owner_sums.h) says so, if the backend's RankOps::scatters().
+  // (layers/routed/owner_sums.h) says so. Equal on all ranks.
   SplitChoice owner_sums = SplitChoice::kAuto;
   // Whether the ranks compare checksums of their residual streams after each step. Equal on all.
   bool rank_checksums = true;

@@ -25,7 +25,6 @@ class CudaRankOps final : public RankOps {
   void StartGather(const RowsView& results, std::span<const int64_t> rows_of_rank,
                    Exchange& exchange) override;
   void FinishGather(Exchange& exchange) override;
-  bool scatters() const override { return true; }
   void StartScatter(const RowsView& own, const PlanParts& parts, const RowsView& packed,
                     const RowsView& results, Exchange& exchange) override;
   void FinishScatter(Exchange& exchange) override;
