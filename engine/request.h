@@ -154,8 +154,8 @@ struct OutputDelta {
 };
 
 // Receives a response. All calls come from the engine thread, in order; the last call is either
-// OnDelta with `finished` set or OnError. An implementation must not block and must not call the
-// engine.
+// OnDelta with `finished` set or OnError. An implementation must not block, must not call the
+// engine, and must not throw: if it lacks memory, it tells the client so in another way.
 class TokenSink {
  public:
   virtual ~TokenSink() = default;

@@ -271,13 +271,13 @@ int64_t MemoryPool::ReleaseUnseen(SequenceMemory& m, int table) {
 }
 
 SequenceMemory MemoryPool::Fork(const SequenceMemory& memory) {
+  SequenceMemory fork = memory;  // first, because nothing is shared if that throws
   for (int t = 0; t < num_tables(); ++t) {
     for (const int32_t page : memory.tables[t]) {
       if (page != kNoPage) tables_[t].pages.Share(page);
     }
   }
   for (const int32_t page : memory.source) source_->Share(page);
-  SequenceMemory fork = memory;
   fork.drafted_until = 0;
   if (states_ != nullptr) {
     fork.state = states_->Take();

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/check.h"
 #include "base/error_text.h"
 #include "base/steady_clock.h"
@@ -21,6 +22,8 @@ namespace {
 
 // How often the engine checks deadlines and queue times while requests wait and none runs.
 constexpr absl::Duration kTick = absl::Milliseconds(20);
+// After so many ticks without memory, about 10 s, the engine gives up.
+constexpr int kMostFailures = 500;
 // How long Drain() waits for the step that runs when it cancels what is left.
 constexpr absl::Duration kLastStep = absl::Seconds(10);
 
@@ -72,12 +75,10 @@ absl::Status EngineImpl::Submit(std::vector<Request> requests,
     ++stats_.rejected_queue_full;
     return absl::ResourceExhaustedError("the queue is full");
   }
-  for (int i = 0; i < count; ++i) {
-    if (ids_.insert(sequences[i]->request.id).second) continue;
-    while (i-- > 0) ids_.erase(sequences[i]->request.id);
-    return absl::AlreadyExistsError("a request with this id is running");
-  }
-  for (const SequencePtr& s : sequences) sinks_.insert(s->sink.get());
+  submitted_.reserve(submitted_.size() + 1);
+  sequences.front()->samples.reserve(sequences.size());
+  MOESERVE_RETURN_IF_ERROR(Register(sequences));
+  // From here on nothing throws.
   const absl::Time now = SteadyNow();
   const auto submitted_at = std::chrono::steady_clock::now();
   for (SequencePtr& s : sequences) {
@@ -88,6 +89,7 @@ absl::Status EngineImpl::Submit(std::vector<Request> requests,
     s->submitted_at = submitted_at;
     s->rank = now + s->request.priority * kPriorityUnit;
     s->order = ++submissions_;
+    s->owes_end = true;
     if (s != sequences.front()) sequences.front()->samples.push_back(std::move(s));
   }
   queued_seqs_ += count;
@@ -98,9 +100,28 @@ absl::Status EngineImpl::Submit(std::vector<Request> requests,
   return absl::OkStatus();
 }
 
+absl::Status EngineImpl::Register(const std::vector<SequencePtr>& sequences) {
+  const size_t sinks = sinks_.size() + sequences.size();
+  if (cancel_requests_.capacity() < sinks) cancel_requests_.reserve(2 * sinks);
+  size_t known = 0;
+  absl::Cleanup undo = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (size_t i = 0; i < known; ++i) Forget(*sequences[i]);
+  };
+  for (const SequencePtr& s : sequences) {
+    if (!ids_.insert(s->request.id).second) {
+      return absl::AlreadyExistsError("a request with this id is running");
+    }
+    ++known;
+    sinks_.insert(s->sink.get());
+  }
+  std::move(undo).Cancel();
+  return absl::OkStatus();
+}
+
 void EngineImpl::Cancel(const TokenSink* sink) {
   const MutexLock lock(mutex_);
   if (!sinks_.contains(sink)) return;
+  // Register() has made room, because who cancels may not be able to handle an exception.
   cancel_requests_.push_back(sink);
   wake_.notify_one();
 }
@@ -136,14 +157,20 @@ void EngineImpl::Break(absl::Status reason) {
 
 void EngineImpl::Loop() {
   pthread_setname_np(pthread_self(), "engine");  // for ps, top and debuggers
-  while (TakeWork()) {
+  int failures = 0;
+  while (true) {
     try {
+      if (!TakeWork()) return;
       AbortExpired();
       Admit();
       Step();
       UpdateGauges();
+      failures = 0;
     } catch (const std::bad_alloc&) {
-      // Step() ends the requests whose computation lacks memory. The rest is tried again.
+      // Step() ends the requests whose computation lacks memory. The rest is tried again, unless
+      // nothing ever succeeds: then the process must end, so that its clients and those who
+      // supervise it notice.
+      MOESERVE_CHECK(++failures < kMostFailures, "no memory for the engine's work");
       std::this_thread::sleep_for(absl::ToChronoMilliseconds(kTick));
     }
   }
@@ -169,8 +196,11 @@ bool EngineImpl::TakeWork() {
     idle_now_ = false;
   }
   ++rounds_;
-  for (SequencePtr& s : submitted_) scheduler_.Enqueue(std::move(s));
-  submitted_.clear();
+  // If an allocation fails, the rest is taken next time. The scheduler sorts the sequences.
+  while (!submitted_.empty()) {
+    scheduler_.Enqueue(std::move(submitted_.back()));
+    submitted_.pop_back();
+  }
   cancelled_.insert(cancel_requests_.begin(), cancel_requests_.end());
   cancel_requests_.clear();
   shutting_down_ = cancel_all_;
@@ -312,6 +342,7 @@ void EngineImpl::Finish(Sequence* sequence, OutputDelta delta) {
     CopySchedulerStats();
     Forget(*s);
   }
+  s->owes_end = false;
   s->sink->OnDelta(std::move(delta));
 }
 
@@ -355,6 +386,7 @@ void EngineImpl::Fail(Sequence* sequence, const absl::Status& status) {
     CopySchedulerStats();
     Forget(*s);
   }
+  s->owes_end = false;
   s->sink->OnError(status);
 }
 

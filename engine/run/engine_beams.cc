@@ -330,7 +330,10 @@ void EngineImpl::FinishBeams(Sequence* leader, bool cut) {
     }
     CopySchedulerStats();
   }
-  for (size_t i = 0; i < ended.size(); ++i) ended[i]->sink->OnDelta(std::move(deltas[i]));
+  for (size_t i = 0; i < ended.size(); ++i) {
+    ended[i]->owes_end = false;
+    ended[i]->sink->OnDelta(std::move(deltas[i]));
+  }
 }
 
 void EngineImpl::FailBeams(Sequence* leader, const absl::Status& status) {
@@ -357,12 +360,16 @@ void EngineImpl::FailBeams(Sequence* leader, const absl::Status& status) {
     }
     CopySchedulerStats();
   }
-  for (const SequencePtr& s : ended) s->sink->OnError(status);
+  for (const SequencePtr& s : ended) {
+    s->owes_end = false;
+    s->sink->OnError(status);
+  }
 }
 
 std::vector<SequencePtr> EngineImpl::TakeBeams(Sequence* leader) {
-  std::vector<SequencePtr> samples = std::exchange(leader->samples, {});
   std::vector<SequencePtr> ended;
+  ended.reserve(1 + leader->samples.size());
+  std::vector<SequencePtr> samples = std::exchange(leader->samples, {});
   ended.push_back(scheduler_.Remove(leader));
   std::move(samples.begin(), samples.end(), std::back_inserter(ended));
   RefreshIfIdle();

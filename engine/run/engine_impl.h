@@ -39,10 +39,6 @@ inline double SecondsBetween(std::chrono::steady_clock::time_point begin,
   return std::chrono::duration<double>(end - begin).count();
 }
 
-inline absl::Status OutOfMemory() {
-  return absl::ResourceExhaustedError("the server has not enough memory to compute this request");
-}
-
 inline absl::Status NumericFailure() {
   return absl::InternalError("numeric failure: router scores or logits are not finite");
 }
@@ -266,6 +262,9 @@ class EngineImpl final : public Engine {
     if (encoder_recorder_ != nullptr) encoder_recorder_->Refresh();
   }
   void LeaveQueue(int sequences, int64_t tokens);
+  // Makes the sequences of a request known, all or none. AlreadyExists if an id is.
+  absl::Status Register(const std::vector<SequencePtr>& sequences)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets an ended request.
   void Forget(const Sequence& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UpdateGauges();
@@ -323,7 +322,7 @@ class EngineImpl final : public Engine {
   mutable Mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable idle_;
-  std::deque<SequencePtr> submitted_ ABSL_GUARDED_BY(mutex_);
+  std::vector<SequencePtr> submitted_ ABSL_GUARDED_BY(mutex_);
   absl::Status break_reason_ ABSL_GUARDED_BY(mutex_);  // of Break()
   // Only of requests that have not ended.
   std::vector<const TokenSink*> cancel_requests_ ABSL_GUARDED_BY(mutex_);

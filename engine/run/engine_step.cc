@@ -473,9 +473,11 @@ void EngineImpl::FinishEncoded(Sequence& s) {
 }
 
 void EngineImpl::ForkSamples(Sequence& s, const SequenceOutput& output) {
-  for (SequencePtr& sample : std::exchange(s.samples, {})) {
-    Sequence& forked = *sample;
-    scheduler_.Fork(s, std::move(sample));
+  // If an allocation fails, the samples that are left fail with the sequence.
+  while (!s.samples.empty()) {
+    Sequence& forked = *s.samples.front();
+    scheduler_.Fork(s, std::move(s.samples.front()));
+    s.samples.erase(s.samples.begin());
     const int first = forked.length();
     if (forked.remaining() == 0) Deliver(forked, Draw(forked, output), first);
   }

@@ -40,7 +40,21 @@ int64_t PrefixLimit(const Sequence& s) {
 
 }  // namespace
 
-void Scheduler::Enqueue(SequencePtr sequence) { Insert(waiting_, std::move(sequence)); }
+void Scheduler::Enqueue(SequencePtr&& sequence) {
+  MakeRoom(*sequence);
+  Insert(waiting_, std::move(sequence));
+}
+
+void Scheduler::MakeRoom(const Sequence& added) {
+  most_sequences_ += 1 + added.samples.size();
+  if (most_sequences_ <= std::min(waiting_.capacity(), running_.capacity())) return;
+  most_sequences_ = 1 + added.samples.size();  // those that have ended are not counted any more
+  for (const auto* list : {&waiting_, &running_}) {
+    for (const SequencePtr& s : *list) most_sequences_ += 1 + s->samples.size();
+  }
+  waiting_.reserve(2 * most_sequences_);
+  running_.reserve(2 * most_sequences_);
+}
 
 std::vector<Sequence*> Scheduler::Admit() {
   std::vector<Sequence*> admitted;
@@ -190,7 +204,7 @@ void Scheduler::Complete(const ScheduledRows& rows) {
   s.high_water = std::max(s.high_water, s.computed());
 }
 
-void Scheduler::Fork(Sequence& parent, SequencePtr sample) {
+void Scheduler::Fork(Sequence& parent, SequencePtr&& sample) {
   sample->admitted = true;
   sample->source_encoded = parent.source_encoded;
   sample->cached_tokens = parent.cached_tokens;
@@ -199,10 +213,10 @@ void Scheduler::Fork(Sequence& parent, SequencePtr sample) {
     Insert(waiting_, std::move(sample));
     return;
   }
+  sample->reused = {{0, parent.computed()}};
   sample->memory = memory_.Fork(parent.memory);
   sample->source_ready = parent.source_ready;
   sample->high_water = parent.computed();
-  sample->reused = {{0, parent.computed()}};
   Insert(running_, std::move(sample));
 }
 
@@ -225,12 +239,12 @@ SequencePtr Scheduler::Remove(Sequence* sequence) {
     s->samples.clear();
     heir->admitted = s->admitted;
     heir->cached_tokens = s->cached_tokens;
-    heir->prompt_logprobs = s->prompt_logprobs;
+    heir->prompt_logprobs = std::move(s->prompt_logprobs);
     std::swap(heir->memory, s->memory);
     heir->source_ready = s->source_ready;
     heir->source_encoded = s->source_encoded;
     heir->high_water = s->high_water;
-    heir->reused = s->reused;
+    heir->reused = std::move(s->reused);
     Insert(ran ? running_ : waiting_, std::move(heir));
   }
   ReleaseMemory(*s);

@@ -43,7 +43,9 @@ class Scheduler {
   // `memory` outlives the scheduler. At most `max_running` sequences run.
   Scheduler(MemoryPool& memory, int max_running) : memory_(memory), max_running_(max_running) {}
 
-  void Enqueue(SequencePtr sequence);
+  // Adds a sequence to those that wait. If that throws std::bad_alloc, the caller still has the
+  // sequence. Moving sequences between the lists never throws.
+  void Enqueue(SequencePtr&& sequence);
   // Admits sequences from the front of the waiting list. Returns those that are admitted for the
   // first time (not after a preemption) and counts their prefix cache hits.
   std::vector<Sequence*> Admit();
@@ -68,8 +70,9 @@ class Scheduler {
 
   // Adds a sample of `parent`, whose prompt has just been computed; the sample shares the parent's
   // pages. If max_running sequences run already, the sample holds no pages and waits to be
-  // admitted again, like a preempted sequence.
-  void Fork(Sequence& parent, SequencePtr sample);
+  // admitted again, like a preempted sequence. If that throws std::bad_alloc, the caller still has
+  // the sample.
+  void Fork(Sequence& parent, SequencePtr&& sample);
 
   // Gives the memory of `leader`, which has computed what its beams share, to the beams.
   void ForkBeams(Sequence& leader);
@@ -86,6 +89,9 @@ class Scheduler {
   uint64_t hit_tokens() const { return hit_tokens_; }
 
  private:
+  // Makes room in both lists for all sequences, the samples that wait in others and those of
+  // `added` included.
+  void MakeRoom(const Sequence& added);
   bool TryAdmit(Sequence& sequence);
   // Gives a sequence memory for the tokens up to `length`, if necessary that of sequences that are
   // served later. Returns false if the sequence itself was preempted.
@@ -117,7 +123,8 @@ class Scheduler {
   const int max_running_;
   std::vector<SequencePtr> waiting_;  // waiting_ and running_ are in the order of ServedBefore()
   std::vector<SequencePtr> running_;
-  bool whole_next_ = true;  // whether the next step computes whole sequences, if there are both
+  size_t most_sequences_ = 0;  // at least the number of sequences, with their samples
+  bool whole_next_ = true;     // whether the next step computes whole sequences, if there are both
   uint64_t preemptions_ = 0;
   uint64_t queried_tokens_ = 0;
   uint64_t hit_tokens_ = 0;

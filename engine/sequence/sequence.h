@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "engine/draft/acceptance_record.h"
 #include "engine/draft/prompt_lookup.h"
@@ -22,6 +23,13 @@
 #include "engine/spec/head.h"
 
 namespace moeserve {
+
+// Returns a status that takes no memory to copy.
+inline const absl::Status& OutOfMemory() {
+  static const absl::Status status =
+      absl::ResourceExhaustedError("the server has not enough memory to compute this request");
+  return status;
+}
 
 // Whether the logits of token i are among the outputs of a text.
 inline bool EncodesLogits(const EncodeParams& encode, int i) {
@@ -67,6 +75,13 @@ struct Sequence {
     // Keys in the cache depend on whether the sequence is long.
     if (is_long) cache_key = "l" + cache_key;
   }
+  // Tells the sink of a submitted sequence that is lost before its end: an allocation failed while
+  // it was moved or ended.
+  ~Sequence() {
+    if (owes_end) sink->OnError(OutOfMemory());
+  }
+  Sequence(const Sequence&) = delete;
+  Sequence& operator=(const Sequence&) = delete;
 
   int prompt_length() const { return static_cast<int>(request.prompt.size()); }
   int length() const { return static_cast<int>(tokens.size()); }
@@ -139,6 +154,7 @@ struct Sequence {
 
   Request request;
   std::shared_ptr<TokenSink> sink;
+  bool owes_end = false;  // was submitted, and the sink has not been told of an end
   OutputText text;
   SamplingState sampling;
   std::vector<TokenId> tokens;  // prompt tokens, then generated tokens

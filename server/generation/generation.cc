@@ -1,6 +1,7 @@
 #include "server/generation/generation.h"
 
 #include <chrono>
+#include <new>
 #include <utility>
 
 #include "base/check.h"
@@ -45,6 +46,34 @@ class ChoiceSink final : public TokenSink {
         previous_(start_) {}
 
   void OnDelta(OutputDelta delta) override {
+    const bool finished = delta.finished;
+    try {
+      Deliver(std::move(delta));
+    } catch (const std::bad_alloc&) {
+      if (finished) EndAdmission();
+      channel_->LoseEvent();
+    }
+  }
+
+  void OnError(const absl::Status& status) override {
+    EndAdmission();
+    try {
+      ChoiceEvent event;
+      event.choice = choice_;
+      // Submit() reports a full queue itself. A ResourceExhausted error from the running request
+      // means that it has waited in the queue for too long.
+      event.error = absl::IsResourceExhausted(status) ? WithApiCode(status, "queue_timeout")
+                    : absl::IsUnavailable(status) && status != ShutDownStatus()
+                        ? WithApiCode(status, "engine_dead")
+                        : status;
+      channel_->Push(std::move(event));
+    } catch (const std::bad_alloc&) {
+      channel_->LoseEvent();
+    }
+  }
+
+ private:
+  void Deliver(OutputDelta delta) {
     if (metrics_ != nullptr) Measure(delta);
     const int generated =
         delta.usage.completion_tokens - std::exchange(generated_, delta.usage.completion_tokens);
@@ -59,20 +88,6 @@ class ChoiceSink final : public TokenSink {
     channel_->Push(std::move(event));
   }
 
-  void OnError(const absl::Status& status) override {
-    EndAdmission();
-    ChoiceEvent event;
-    event.choice = choice_;
-    // Submit() reports a full queue itself. A ResourceExhausted error from the running request
-    // means that it has waited in the queue for too long.
-    event.error = absl::IsResourceExhausted(status) ? WithApiCode(status, "queue_timeout")
-                  : absl::IsUnavailable(status) && status != ShutDownStatus()
-                      ? WithApiCode(status, "engine_dead")
-                      : status;
-    channel_->Push(std::move(event));
-  }
-
- private:
   // Before the event is pushed: a client that has read the end may send its next request.
   void EndAdmission() {
     if (admission_ != nullptr && !std::exchange(ended_, true)) admission_->ChoiceEnded();
@@ -164,7 +179,7 @@ void EventChannel::Push(ChoiceEvent event) {
   bool was_empty;
   {
     MutexLock lock(mutex_);
-    if (!overflow_.ok()) return;
+    if (event_lost_ || !overflow_.ok()) return;
     was_empty = events_.empty();
     const size_t weight = Weight(event);
     if (!was_empty && bytes_ + weight > max_bytes_) {
@@ -193,6 +208,14 @@ void EventChannel::End(const absl::Status& error) {
   wake_();
 }
 
+void EventChannel::LoseEvent() {
+  {
+    MutexLock lock(mutex_);
+    event_lost_ = true;
+  }
+  wake_();
+}
+
 std::vector<ChoiceEvent> EventChannel::Take() {
   MutexLock lock(mutex_);
   bytes_ = 0;
@@ -206,10 +229,17 @@ size_t EventChannel::waiting_values() const {
   return values_;
 }
 
-bool EventChannel::overflowed() const { return !overflow().ok(); }
+bool EventChannel::overflowed() const {
+  MutexLock lock(mutex_);
+  return event_lost_ || !overflow_.ok();
+}
 
 absl::Status EventChannel::overflow() const {
   MutexLock lock(mutex_);
+  if (overflow_.ok() && event_lost_) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "out_of_memory",
+                     "the server had not enough memory to deliver the answer");
+  }
   return overflow_;
 }
 

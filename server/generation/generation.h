@@ -37,18 +37,21 @@ size_t CountValues(const ChoiceEvent& event);
 class EventChannel {
  public:
   // When an empty queue gets an event or a queue overflows, the pushing thread calls `wake`,
-  // without holding locks; `wake` must return quickly. The queue overflows if an event would raise
-  // its size above `max_bytes`, unless the queue is empty: this event and all later ones are
-  // dropped, and overflowed() becomes true. The same happens if `memory`, which may be null, has no
-  // room for the event.
+  // without holding locks; `wake` must return quickly and must not throw. The queue overflows if an
+  // event would raise its size above `max_bytes`, unless the queue is empty: this event and all
+  // later ones are dropped, and overflowed() becomes true. The same happens if `memory`, which may
+  // be null, has no room for the event.
   EventChannel(size_t max_bytes, std::shared_ptr<MemoryBudget> memory, std::function<void()> wake);
 
+  // May throw std::bad_alloc; the queue then lacks the event, so that LoseEvent() must be called.
   void Push(ChoiceEvent event);
   std::vector<ChoiceEvent> Take();
   // Returns the sum of CountValues() of the events that wait.
   size_t waiting_values() const;
   // Ends the queue with `error`, as if it had overflowed; no effect on a queue that has ended.
   void End(const absl::Status& error);
+  // Ends the queue because there was no memory for an event. Never throws.
+  void LoseEvent();
   bool overflowed() const;
   // Returns the error that ends an overflowed generation.
   absl::Status overflow() const;
@@ -62,6 +65,7 @@ class EventChannel {
   size_t values_ ABSL_GUARDED_BY(mutex_) = 0;
   MemoryCharge charge_ ABSL_GUARDED_BY(mutex_);  // of the events
   absl::Status overflow_ ABSL_GUARDED_BY(mutex_);
+  bool event_lost_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 struct GenerationOptions {
@@ -77,7 +81,8 @@ struct GenerationOptions {
   // Ends the generation if the engine cannot; null: nobody does.
   std::shared_ptr<LiveGenerations> live;
   // Called on the engine thread, or by LiveGenerations::Close(), when Take() has something to
-  // return after it had nothing, or when too much output waits. Must return quickly.
+  // return after it had nothing, or when too much output waits. Must return quickly and must not
+  // throw.
   std::function<void()> wake = [] {};
   // May be null. Shared, because the engine can outlive the object that owns the Generation.
   std::shared_ptr<RequestMetrics> metrics;

@@ -17,6 +17,7 @@
 #include "server/http/response_head.h"
 #include "server/http/socket_state.h"
 #include "server/keys/api_key.h"
+#include "server/logging/logging.h"
 
 // Depending on what it inlines, g++ 12 takes the release of a coroutine's frame for that of another
 // allocation.
@@ -34,6 +35,14 @@ using boost::system::error_code;
 constexpr size_t kSmallBody = 16 << 10;
 // Limit on the bytes of later requests that are read while a response is pending.
 constexpr size_t kMaxPipelined = 64 << 10;
+// The answer if there is no memory to make one.
+constexpr std::string_view kFaultAnswer =
+    "HTTP/1.1 503 Service Unavailable\r\n"
+    "Content-Type: application/json\r\n"
+    "Content-Length: 95\r\n"
+    "Connection: close\r\n"
+    "\r\n"
+    R"({"error":{"message":"out of memory","type":"server_error","code":"out_of_memory","param":null}})";
 
 std::chrono::nanoseconds Chrono(absl::Duration duration) {
   return absl::ToChronoNanoseconds(duration);
@@ -89,24 +98,29 @@ void Connection::Arm(absl::Duration timeout) {
   timeout_timer_.expires_after(Chrono(timeout));
   timeout_timer_.async_wait([self = shared_from_this(), generation](error_code error) {
     if (error || generation != self->timeout_generation_) return;
-    if (self->writing_ && self->DrainedSome()) {
-      self->write_progress_ = std::chrono::steady_clock::now();
-      self->Arm(self->environment_->limits.write_stall_timeout);
-      return;
-    }
-    if (self->writing_) {
-      const absl::Duration left =
-          self->StallLimit() -
-          absl::FromChrono(std::chrono::steady_clock::now() - self->write_progress_);
-      if (left > absl::ZeroDuration()) {
-        self->Arm(std::min(left, self->environment_->limits.write_stall_timeout));
-        return;
-      }
+    try {
+      if (self->writing_ && self->WaitsLonger()) return;
+    } catch (const std::exception& fault) {
+      LogError("http", fault.what());  // without a timer, the client could stall for ever
     }
     self->timed_out_ = true;
     error_code ignored;
     self->stream_.socket().cancel(ignored);
   });
+}
+
+bool Connection::WaitsLonger() {
+  const absl::Duration timeout = environment_->limits.write_stall_timeout;
+  if (DrainedSome()) {
+    write_progress_ = std::chrono::steady_clock::now();
+    Arm(timeout);
+    return true;
+  }
+  const absl::Duration left =
+      StallLimit() - absl::FromChrono(std::chrono::steady_clock::now() - write_progress_);
+  if (left <= absl::ZeroDuration()) return false;
+  Arm(std::min(left, timeout));
+  return true;
 }
 
 void Connection::Disarm() {
@@ -167,9 +181,15 @@ asio::awaitable<void> Connection::Run() {
   // In this file every co_await is in its own statement, because g++ 12 miscompiles some larger
   // expressions.
   const bool secure = co_await Secure();
-  while (secure && !closing_) {
-    const bool again = co_await ServeOne();
-    if (!again) break;
+  bool again = secure;
+  while (again && !closing_) {
+    try {
+      again = co_await ServeOne();
+    } catch (const std::exception& error) {
+      again = false;
+      AnswerFault();
+      LogError("http", error.what());
+    }
   }
   Disarm();
   // Otherwise the client could not tell the end of the last response from a cut connection.
@@ -179,6 +199,12 @@ asio::awaitable<void> Connection::Run() {
                                      stream_.began_handshake() ? RefusalPace::kUnusedHandshake : 1);
   }
   Close();
+}
+
+void Connection::AnswerFault() {
+  pending_ = nullptr;  // the exception has destroyed it
+  writing_ = false;
+  if (!idle_ && response_bytes_ == 0) stream_.WriteNow(kFaultAnswer);
 }
 
 asio::awaitable<bool> Connection::Secure() {
@@ -292,10 +318,18 @@ ClientId Connection::ClientOf(const Request& request) const {
 asio::awaitable<bool> Connection::Serve(Head& head) {
   // The callback holds a reference to the I/O context, because `wake` can be called after the
   // server is gone.
-  head.request.wake = [weak = weak_from_this(), io = environment_->io] {
-    asio::post(*io, [weak] {
-      if (const auto self = weak.lock()) self->Wake();
-    });
+  head.request.wake = [weak = weak_from_this(), io = environment_->io,
+                       environment = std::weak_ptr(environment_)]() noexcept {
+    try {
+      asio::post(*io, [weak] {
+        if (const auto self = weak.lock()) self->Wake();
+      });
+    } catch (const std::exception&) {
+      if (const auto living = environment.lock()) {
+        living->wake_lost = true;
+        io->stop();
+      }
+    }
   };
   head.request.client = ClientOf(head.request);
   const Router& router = *environment_->router;
@@ -341,23 +375,33 @@ void Connection::StartWatch() {
   watching_ = true;
   const auto received = [self = shared_from_this()](error_code error, size_t count) {
     self->watching_ = false;
-    self->buffer_.append(self->watch_buffer_, count);
-    if (self->stop_watching_) {
-      self->event_timer_.cancel();
-    } else if (error == asio::error::eof) {
-      self->half_closed_ = true;
-      self->event_timer_.cancel();
-      self->WatchForReset();
-    } else if (error) {
-      self->ClientIsGone();
-    } else if (self->buffer_.size() < kMaxPipelined) {
-      self->StartWatch();
-    } else {
-      self->WatchForReset();
+    try {
+      self->Watched(error, count);
+    } catch (const std::exception& fault) {
+      self->watching_ = false;
+      self->ClientIsGone();  // bytes of it may be lost
+      LogError("http", fault.what());
     }
   };
   stream_.async_read_some(asio::buffer(watch_buffer_),
                           asio::bind_cancellation_slot(watch_cancel_.slot(), received));
+}
+
+void Connection::Watched(error_code error, size_t count) {
+  buffer_.append(watch_buffer_, count);
+  if (stop_watching_) {
+    event_timer_.cancel();
+  } else if (error == asio::error::eof) {
+    half_closed_ = true;
+    event_timer_.cancel();
+    WatchForReset();
+  } else if (error) {
+    ClientIsGone();
+  } else if (buffer_.size() < kMaxPipelined) {
+    StartWatch();
+  } else {
+    WatchForReset();
+  }
 }
 
 void Connection::WatchForReset() {

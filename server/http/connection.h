@@ -50,6 +50,9 @@ struct ConnectionEnvironment {
   TlsStore* tls = nullptr;             // null: no TLS
   // Closes a connection that holds memory without making progress, if there is one.
   std::function<void()> reclaim = [] {};
+  // Set if Connection::Wake() could not be posted for lack of memory, just before `io` is stopped:
+  // the thread that runs `io` then wakes all connections.
+  std::atomic<bool> wake_lost{false};
   std::atomic<bool> stopping{false};
 };
 
@@ -63,6 +66,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // Serves requests until the connection ends.
   boost::asio::awaitable<void> Run();
+
+  // Continues the pending response, if there is one.
+  void Wake();
 
   // Closes the connection, or if a response is pending, closes it after that response.
   void CloseWhenIdle();
@@ -122,14 +128,19 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Disarm();
   int Unsent();        // bytes that the client's kernel has not acknowledged
   bool DrainedSome();  // whether Unsent() fell since the last call or the start of a write
+  // Called while a write makes no progress for its time: starts the timer again and returns true if
+  // the client has more time.
+  bool WaitsLonger();
   void StartWatch();
+  void Watched(boost::system::error_code error, size_t count);  // what StartWatch() waited for
   void WatchForReset();
   void ClientIsGone();
   boost::asio::awaitable<void> StopWatch();
-  void Wake();
   // Begins the record of the request, as far as its head is known.
   void Observe(Head& head);
   void Finish(Head& head, int status);
+  // Answers a request that an exception has ended, if nothing of its answer has been sent.
+  void AnswerFault();
   void CountRefusal(const ApiKey* key);
   // Returns whether the connection must be closed after the current response.
   bool LastResponse() const { return closing_ || environment_->stopping; }

@@ -18,16 +18,18 @@ Handled DeferredResponse::Start(WorkPool& pool, std::function<Handled()> job,
           MutexLock lock(shared->mutex);
           if (shared->abandoned) return;
         }
-        Handled result;
+        std::optional<Handled> result;
+        std::exception_ptr error;
         try {
           result = job();
-        } catch (const std::exception& error) {
-          result = ErrorResponse(absl::InternalError(error.what()));
+        } catch (...) {
+          error = std::current_exception();
         }
         {
           MutexLock lock(shared->mutex);
           if (shared->abandoned) return;
           shared->result = std::move(result);
+          shared->error = error;
         }
         wake();
       },
@@ -47,9 +49,12 @@ DeferredResponse::~DeferredResponse() {
 Progress DeferredResponse::Next() {
   if (inner_ == nullptr) {
     std::optional<Handled> result;
-    {
+    try {
       MutexLock lock(shared_->mutex);
+      if (shared_->error != nullptr) std::rethrow_exception(shared_->error);
       result = std::exchange(shared_->result, std::nullopt);
+    } catch (const std::exception& error) {
+      return ErrorResponse(absl::InternalError(error.what()));
     }
     if (!result) return Wait{};
     if (Response* response = std::get_if<Response>(&*result)) return std::move(*response);

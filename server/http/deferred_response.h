@@ -1,6 +1,7 @@
 // A response that is prepared on the work pool instead of the I/O thread.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -38,6 +39,7 @@ class DeferredResponse final : public PendingResponse {
   struct Shared {
     Mutex mutex;
     std::optional<Handled> result ABSL_GUARDED_BY(mutex);
+    std::exception_ptr error ABSL_GUARDED_BY(mutex);  // which the job threw
     bool abandoned ABSL_GUARDED_BY(mutex) = false;
   };
 

@@ -1,9 +1,9 @@
 #include "server/http/server.h"
 
 #include <algorithm>
+#include <atomic>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -31,6 +31,8 @@ namespace {
 constexpr int kHandlerThreads = 3;
 constexpr size_t kMaxWaitingHandlers = 256;
 constexpr std::chrono::seconds kOldBody{5};
+// How long the I/O thread waits after an exception that escaped, which is mostly a lack of memory.
+constexpr std::chrono::milliseconds kFaultPause{10};
 // How long Stop() waits for requests that are still arriving.
 constexpr absl::Duration kUnfinishedRequest = absl::Seconds(5);
 
@@ -83,17 +85,9 @@ class HttpServer::Impl {
   }
 
   void Run() {
-    asio::co_spawn(*io_, Accept(), asio::detached);
-    thread_ = std::thread([io = io_] {
-      // Handlers catch their exceptions; an exception that escapes must not stop the other
-      // connections.
-      while (true) {
-        try {
-          io->run();
-          return;
-        } catch (const std::exception& error) {
-          LogError("http", error.what());
-        }
+    StartAccepting();
+    thread_ = std::thread([this] {
+      while (!RunOnce()) {
       }
     });
   }
@@ -130,7 +124,10 @@ class HttpServer::Impl {
       // If no connection is open, the I/O thread ends by itself after the functions that are posted
       // to the I/O context.
       MutexLock lock(mutex_);
-      if (open_ > 0) io_->stop();
+      if (open_ > 0) {
+        ending_ = true;
+        io_->stop();
+      }
     }
     thread_.join();
     // A function posted to the I/O context that will never run may own a connection. The connection
@@ -147,6 +144,55 @@ class HttpServer::Impl {
   const tcp::endpoint& endpoint() const { return endpoint_; }
 
  private:
+  // Runs the I/O context until it has nothing left to do or Stop() ends it; then returns true.
+  // False if an exception or a lost wake-up has interrupted it.
+  bool RunOnce() {
+    // Handlers catch their exceptions; one that escapes, such as std::bad_alloc within Asio, must
+    // not stop the other connections.
+    try {
+      io_->run();
+      if (ending_ || !environment_->wake_lost.exchange(false)) return true;
+      io_->restart();
+      if (ending_) return true;
+      Recover();
+    } catch (const std::exception& error) {
+      LogError("http", error.what());
+      environment_->wake_lost = true;
+      std::this_thread::sleep_for(kFaultPause);
+      io_->stop();
+    }
+    return false;
+  }
+
+  // Puts right what a failed allocation may have left: wake-ups that are lost, connections whose
+  // coroutine has ended without a call of its completion handler, and Accept().
+  void Recover() {
+    std::vector<std::shared_ptr<Connection>> living;
+    for (auto it = connections_.begin(); it != connections_.end();) {
+      const auto next = std::next(it);
+      if (auto connection = it->second.connection.lock()) {
+        living.push_back(std::move(connection));
+      } else {
+        Ended(it->first);
+      }
+      it = next;
+    }
+    for (const auto& connection : living) connection->Wake();
+    if (accepting_.expired() && acceptor_.is_open()) StartAccepting();
+  }
+
+  void StartAccepting() {
+    // The coroutine's frame has the only other reference, and loses it however it ends.
+    auto runs = std::make_shared<bool>();
+    accepting_ = runs;
+    asio::co_spawn(
+        *io_, [this, runs = std::move(runs)] { return Accept(); },
+        [this](const std::exception_ptr& error) {
+          accepting_.reset();
+          if (error) std::rethrow_exception(error);  // RunOnce() lets it start again
+        });
+  }
+
   // Waits at most for `timeout`, a finite time, until no connection is open.
   void WaitForClosed(absl::Duration timeout) {
     MutexLock lock(mutex_);
@@ -237,21 +283,33 @@ class HttpServer::Impl {
     auto connection =
         std::make_shared<Connection>(std::move(socket), client, environment_, reserved);
     const uint64_t key = next_key_++;
-    connections_.emplace(key, Open{connection, client});
     clients_.Add(client);
+    try {
+      connections_.emplace(key, Open{connection, connection.get(), client});
+    } catch (...) {
+      clients_.Remove(client);
+      throw;
+    }
     {
       MutexLock lock(mutex_);
       ++open_;
     }
     asio::co_spawn(
         *io_, [connection]() -> asio::awaitable<void> { co_await connection->Run(); },
-        [this, key, client, id = connection.get()](std::exception_ptr error) {
+        [this, key](const std::exception_ptr& error) {
           if (error) Report(error);
-          connections_.erase(key);
-          if (closed_for_room_.erase(id) == 0) clients_.Remove(client);
-          MutexLock lock(mutex_);
-          if (--open_ == 0) all_closed_.notify_all();
+          Ended(key);
         });
+  }
+
+  void Ended(uint64_t key) {
+    const auto it = connections_.find(key);
+    if (it == connections_.end()) return;
+    const Open open = std::move(it->second);
+    connections_.erase(it);
+    if (closed_for_room_.erase(open.id) == 0) clients_.Remove(open.client);
+    MutexLock lock(mutex_);
+    if (--open_ == 0) all_closed_.notify_all();
   }
 
   static void Report(const std::exception_ptr& error) {
@@ -269,9 +327,12 @@ class HttpServer::Impl {
   tcp::endpoint endpoint_;
   std::thread thread_;
   bool stopped_ = false;
+  std::atomic<bool> ending_{false};  // Stop() has stopped io_
+  std::weak_ptr<bool> accepting_;    // expired unless Accept() runs
 
   struct Open {
     std::weak_ptr<Connection> connection;
+    const Connection* id = nullptr;
     ClientAddress client;
   };
 

@@ -44,7 +44,8 @@ struct Request {
   ClientId client = 0;
   // Learns what the request does; null for requests that did not come from a connection.
   std::shared_ptr<RequestRecord> record;
-  // Makes the server call PendingResponse::Next() again. Thread-safe; may be called at any time.
+  // Makes the server call PendingResponse::Next() again. Thread-safe; may be called at any time;
+  // never throws.
   std::function<void()> wake = [] {};
 };
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -24,6 +25,7 @@ LogFormat g_format = LogFormat::kText;
 // Null until SetUpLogging(). Never destroyed, because threads may log until the process ends.
 LogQueue* g_queue = nullptr;
 std::atomic<uint64_t> g_reported_drops = 0;
+std::atomic<uint64_t> g_lines_without_memory = 0;
 
 class QueueSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
@@ -63,11 +65,15 @@ void EmitLine(spdlog::level::level_enum level, std::string_view component, std::
   spdlog::log(level, "{}", text);
 }
 
+uint64_t DroppedLines() {
+  return g_lines_without_memory + (g_queue == nullptr ? 0 : g_queue->dropped());
+}
+
 // Logs how many lines have been dropped since the last report, when lines are taken again.
 void ReportDrops() {
   if (g_queue == nullptr) return;
   uint64_t reported = g_reported_drops;
-  const uint64_t dropped = g_queue->dropped();
+  const uint64_t dropped = DroppedLines();
   if (dropped == reported || !g_queue->Flush(std::chrono::seconds(0))) return;
   if (!g_reported_drops.compare_exchange_strong(reported, dropped)) return;
   EmitLine(spdlog::level::warn, "log",
@@ -76,10 +82,14 @@ void ReportDrops() {
 }
 
 void Emit(spdlog::level::level_enum level, std::string_view component, std::string_view message,
-          const Fields& fields = Fields::object()) {
+          const Fields* fields = nullptr) {
   if (!spdlog::should_log(level)) return;
-  ReportDrops();
-  EmitLine(level, component, message, fields);
+  try {
+    ReportDrops();
+    EmitLine(level, component, message, fields == nullptr ? Fields::object() : *fields);
+  } catch (const std::bad_alloc&) {
+    ++g_lines_without_memory;
+  }
 }
 
 spdlog::level::level_enum Convert(LogLevel level) {
@@ -98,6 +108,37 @@ spdlog::level::level_enum Convert(LogLevel level) {
 
 double Milliseconds(double seconds) {
   return static_cast<double>(static_cast<int64_t>(seconds * 1e6)) / 1e3;
+}
+
+void EmitRequest(const RequestLine& request) {
+  constexpr size_t kMaxPathBytes = 200;
+  Fields fields;
+  const auto text = [&](const char* name, std::string_view value, size_t max_bytes = 128) {
+    if (!value.empty()) fields[name] = Printable(value, max_bytes);
+  };
+  const auto number = [&](const char* name, int64_t value) {
+    if (value >= 0) fields[name] = value;
+  };
+  text("request_id", request.request_id);
+  text("trace_id", request.trace_id);
+  text("span_id", request.span_id);
+  text("parent_span_id", request.parent_id);
+  text("method", request.method);
+  text("endpoint", request.endpoint);
+  text("path", request.path, kMaxPathBytes);
+  number("status", request.status);
+  text("code", request.code);
+  fields["ms"] = Milliseconds(request.seconds);
+  number("request_bytes", request.request_bytes);
+  number("response_bytes", request.response_bytes);
+  number("prompt_tokens", request.prompt_tokens);
+  number("output_tokens", request.output_tokens);
+  text("finish_reason", request.finish_reasons);
+  text("model", request.model);
+  text("key", request.key);
+  text("client", request.client);
+  Emit(spdlog::level::info, request.protocol, request.protocol == "grpc" ? "call" : "request",
+       &fields);
 }
 
 }  // namespace
@@ -129,38 +170,15 @@ void FlushLog(std::chrono::steady_clock::duration timeout) {
   if (g_queue != nullptr) g_queue->Flush(timeout);
 }
 
-uint64_t LogLinesDropped() { return g_queue == nullptr ? 0 : g_queue->dropped(); }
+uint64_t LogLinesDropped() { return DroppedLines(); }
 
 void LogRequest(const RequestLine& request) {
   if (!spdlog::should_log(spdlog::level::info)) return;
-  constexpr size_t kMaxPathBytes = 200;
-  Fields fields;
-  const auto text = [&](const char* name, std::string_view value, size_t max_bytes = 128) {
-    if (!value.empty()) fields[name] = Printable(value, max_bytes);
-  };
-  const auto number = [&](const char* name, int64_t value) {
-    if (value >= 0) fields[name] = value;
-  };
-  text("request_id", request.request_id);
-  text("trace_id", request.trace_id);
-  text("span_id", request.span_id);
-  text("parent_span_id", request.parent_id);
-  text("method", request.method);
-  text("endpoint", request.endpoint);
-  text("path", request.path, kMaxPathBytes);
-  number("status", request.status);
-  text("code", request.code);
-  fields["ms"] = Milliseconds(request.seconds);
-  number("request_bytes", request.request_bytes);
-  number("response_bytes", request.response_bytes);
-  number("prompt_tokens", request.prompt_tokens);
-  number("output_tokens", request.output_tokens);
-  text("finish_reason", request.finish_reasons);
-  text("model", request.model);
-  text("key", request.key);
-  text("client", request.client);
-  Emit(spdlog::level::info, request.protocol, request.protocol == "grpc" ? "call" : "request",
-       fields);
+  try {
+    EmitRequest(request);
+  } catch (const std::bad_alloc&) {
+    ++g_lines_without_memory;
+  }
 }
 
 }  // namespace moeserve::server

@@ -16,7 +16,8 @@ enum class LogLevel { kInfo, kWarning, kError, kOff };
 // Must be called before other threads start.
 void SetUpLogging(LogFormat format, LogLevel level);
 
-// Write one line each. Control characters are escaped, so that no text can forge a log line.
+// Write one line each; without memory for it, drop it and count it. Control characters are escaped,
+// so that no text can forge a log line.
 void LogInfo(std::string_view component, std::string_view message);
 void LogWarning(std::string_view component, std::string_view message);
 void LogError(std::string_view component, std::string_view message);

@@ -1,9 +1,12 @@
 #include "server/rpc/dispatcher.h"
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <new>
 #include <utility>
 
+#include "base/check.h"
 #include "base/mutex.h"
 
 namespace moeserve::server::rpc {
@@ -51,6 +54,19 @@ class Dispatcher::Queue {
 };
 
 void Dispatcher::Post(Queue& queue, std::function<void()> task) { queue.Post(std::move(task)); }
+
+void Dispatcher::PostOrStop(Queue& queue, const std::function<void()>& task) noexcept {
+  constexpr int kTries = 1000;
+  for (int i = 0; i < kTries; ++i) {
+    try {
+      queue.Post(task);
+      return;
+    } catch (const std::bad_alloc&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  MOESERVE_CHECK(false, "no memory to advance a call");
+}
 
 Dispatcher::Dispatcher()
     : queue_(std::make_shared<Queue>()), thread_([queue = queue_] { queue->Run(); }) {}

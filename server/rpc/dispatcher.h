@@ -16,6 +16,9 @@ class Dispatcher {
   // dropped.
   class Queue;
   static void Post(Queue& queue, std::function<void()> task);
+  // Post(), for a task without which a call would never end: never throws. If there is no memory,
+  // tries again; after a second without memory the process ends.
+  static void PostOrStop(Queue& queue, const std::function<void()>& task) noexcept;
 
   Dispatcher();
   ~Dispatcher();  // runs the waiting tasks, then joins the thread
@@ -34,10 +37,11 @@ class Dispatcher {
 // exist any more.
 template <typename T>
 std::function<void()> AdvanceOn(std::shared_ptr<Dispatcher::Queue> queue, std::weak_ptr<T> call) {
-  return [queue = std::move(queue), call = std::move(call)] {
-    Dispatcher::Post(*queue, [call] {
-      if (const auto self = call.lock()) self->Advance();
-    });
+  std::function<void()> advance = [call = std::move(call)] {
+    if (const auto self = call.lock()) self->Advance();
+  };
+  return [queue = std::move(queue), advance = std::move(advance)] {
+    Dispatcher::PostOrStop(*queue, advance);
   };
 }
 

@@ -167,7 +167,7 @@ class Failures(ServerTest):
                 resource.prlimit(server.pids[rank], resource.RLIMIT_AS, limits)
         self.end(server, kind, rank, lost)
         for wanted, code, text in ended:
-            self.check_answer(server, kind, rank, wanted, code, text)
+            self.check_answer(server, kind, rank, lost, wanted, code, text)
         if lost:
             self.assertLess(seconds, bound, server.errors())
         self.assertTrue(lost or kind in FILES + MEMORY, server.errors())
@@ -207,7 +207,7 @@ class Failures(ServerTest):
         thread.start()
         return thread
 
-    def check_answer(self, server, kind, rank, wanted, code, text):
+    def check_answer(self, server, kind, rank, lost, wanted, code, text):
         """Every answer is right or says why there is none."""
         said = f"{code} {text}: {server.errors()}"
         if code == 200:
@@ -219,10 +219,8 @@ class Failures(ServerTest):
                 self.assertIn(f"rank {rank} on {self.host(rank)} was lost", said)
             self.assertIn('"engine_dead"', said)
         elif code == 0:
-            # Of a leader that has ended, or an answer to a request that was sent after that. A
-            # leader that is refused memory and goes on may leave a late request without an answer,
-            # too, which is a fault that is known.
-            self.assertTrue(rank == 0 and kind != CUT or wanted in LATE_BODIES, said)
+            # Of a leader that has ended, or an answer to a request that was sent after that.
+            self.assertTrue(lost and (rank == 0 and kind != CUT or wanted in LATE_BODIES), said)
         elif kind in FILES:
             self.assertIn(code, (500, 503), said)
             self.assertRegex(server.errors(), r"file \S*\.packed", said)
