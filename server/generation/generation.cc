@@ -263,6 +263,9 @@ Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<Engine> en
   const auto samples = static_cast<size_t>(options.samples);
   MOESERVE_CHECK(requests.size() % samples == 0, "every prompt has all its samples");
   std::unique_ptr<Generation> generation(new Generation(std::move(engine), std::move(options)));
+  // So that the engine has no request that the destructor does not know.
+  generation->sinks_.reserve(requests.size());
+  generation->ended_.reserve(requests.size());
   for (size_t begin = 0; begin < requests.size(); begin += samples) {
     std::vector<Request> group;
     std::vector<std::shared_ptr<TokenSink>> sinks;
@@ -278,14 +281,14 @@ Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<Engine> en
       if (generation->admission_ != nullptr) generation->admission_->Refuse();
       return status;
     }
-    if (metrics != nullptr) {
-      metrics->request_max_tokens.Observe(max_tokens);
-      metrics->request_n.Observe(static_cast<double>(samples));
-    }
     for (std::shared_ptr<TokenSink>& sink : sinks) {
       generation->sinks_.push_back(std::move(sink));
       generation->ended_.push_back(false);
       ++generation->unfinished_;
+    }
+    if (metrics != nullptr) {
+      metrics->request_max_tokens.Observe(max_tokens);
+      metrics->request_n.Observe(static_cast<double>(samples));
     }
   }
   return generation;

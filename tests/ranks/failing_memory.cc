@@ -1,4 +1,4 @@
-// Loaded into a program by LD_PRELOAD: once the process has got SIGUSR2, every n-th allocation of
+// Loaded into a program by LD_PRELOAD: from a SIGUSR2 to the next one, every n-th allocation of
 // memory fails, where n is MOESERVE_TEST_FAILING_MEMORY (without it: none).
 #include <errno.h>
 #include <signal.h>
@@ -28,14 +28,14 @@ bool Fails() {
   return true;
 }
 
-void Begin(int) { failing = true; }
+void Toggle(int) { failing = !failing; }
 
 [[gnu::constructor]] void Prepare() {
   const char* const text = getenv("MOESERVE_TEST_FAILING_MEMORY");
   if (text == nullptr) return;
   every = strtol(text, nullptr, 10);
   struct sigaction action = {};
-  action.sa_handler = Begin;
+  action.sa_handler = Toggle;
   action.sa_flags = SA_RESTART;
   sigaction(SIGUSR2, &action, nullptr);
 }

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <thread>
@@ -72,9 +73,13 @@ class Ticker {
   Ticker(ServerContext& context, rpc::GrpcServer& grpc, std::function<void()> also)
       : thread_([this, &context, &grpc, also = std::move(also)](std::stop_token stop) {
           do {
-            context.Tick();
-            if (!context.EngineStatus().ok()) grpc.SetServing(false);
-            also();
+            try {
+              context.Tick();
+              if (!context.EngineStatus().ok()) grpc.SetServing(false);
+              also();
+            } catch (const std::bad_alloc&) {
+              // The next second may have memory.
+            }
           } while (WaitUnlessStopped(stop, std::chrono::seconds(1)));
         }) {}
 
