@@ -187,7 +187,7 @@ asio::awaitable<void> Connection::Run() {
       again = co_await ServeOne();
     } catch (const std::exception& error) {
       again = false;
-      AnswerFault();
+      Fail();
       LogError("http", error.what());
     }
   }
@@ -201,10 +201,13 @@ asio::awaitable<void> Connection::Run() {
   Close();
 }
 
-void Connection::AnswerFault() {
+void Connection::Fail() {
   pending_ = nullptr;  // the exception has destroyed it
   writing_ = false;
+  // What has not sent anything of its answer gets one.
   if (!idle_ && response_bytes_ == 0) stream_.WriteNow(kFaultAnswer);
+  Disarm();
+  Close();
 }
 
 asio::awaitable<bool> Connection::Secure() {

@@ -69,6 +69,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // Continues the pending response, if there is one.
   void Wake();
+  // Ends the connection after an exception has ended Run().
+  void Fail();
 
   // Closes the connection, or if a response is pending, closes it after that response.
   void CloseWhenIdle();
@@ -139,8 +141,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Begins the record of the request, as far as its head is known.
   void Observe(Head& head);
   void Finish(Head& head, int status);
-  // Answers a request that an exception has ended, if nothing of its answer has been sent.
-  void AnswerFault();
   void CountRefusal(const ApiKey* key);
   // Returns whether the connection must be closed after the current response.
   bool LastResponse() const { return closing_ || environment_->stopping; }

@@ -167,17 +167,19 @@ class HttpServer::Impl {
   // Puts right what a failed allocation may have left: wake-ups that are lost, connections whose
   // coroutine has ended without a call of its completion handler, and Accept().
   void Recover() {
-    std::vector<std::shared_ptr<Connection>> living;
+    io_->poll();  // Asio destroys the frame of a coroutine in a handler of its own
     for (auto it = connections_.begin(); it != connections_.end();) {
       const auto next = std::next(it);
-      if (auto connection = it->second.connection.lock()) {
-        living.push_back(std::move(connection));
+      const auto connection = it->second.connection.lock();
+      if (!it->second.runs.expired()) {
+        connection->Wake();
       } else {
+        // Timers and reads that have not ended may keep the connection.
+        if (connection != nullptr) connection->Fail();
         Ended(it->first);
       }
       it = next;
     }
-    for (const auto& connection : living) connection->Wake();
     if (accepting_.expired() && acceptor_.is_open()) StartAccepting();
   }
 
@@ -283,9 +285,10 @@ class HttpServer::Impl {
     auto connection =
         std::make_shared<Connection>(std::move(socket), client, environment_, reserved);
     const uint64_t key = next_key_++;
+    auto runs = std::make_shared<bool>();
     clients_.Add(client);
     try {
-      connections_.emplace(key, Open{connection, connection.get(), client});
+      connections_.emplace(key, Open{connection, runs, connection.get(), client});
     } catch (...) {
       clients_.Remove(client);
       throw;
@@ -295,11 +298,19 @@ class HttpServer::Impl {
       ++open_;
     }
     asio::co_spawn(
-        *io_, [connection]() -> asio::awaitable<void> { co_await connection->Run(); },
+        *io_,
+        // As parameters, they live as long as the frame.
+        [connection, runs = std::move(runs)]() { return Serve(connection, runs); },
         [this, key](const std::exception_ptr& error) {
           if (error) Report(error);
           Ended(key);
         });
+  }
+
+  static asio::awaitable<void> Serve(std::shared_ptr<Connection> connection,
+                                     std::shared_ptr<bool> runs) {
+    (void)runs;
+    co_await connection->Run();
   }
 
   void Ended(uint64_t key) {
@@ -332,6 +343,7 @@ class HttpServer::Impl {
 
   struct Open {
     std::weak_ptr<Connection> connection;
+    std::weak_ptr<bool> runs;  // expired unless its coroutine runs, which owns the connection
     const Connection* id = nullptr;
     ClientAddress client;
   };
