@@ -2,16 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <ostream>
-#include <string>
 #include <vector>
 
 #include "kernels/cuda/fused/fused_expert.h"
-#include "kernels/cuda/quantized/linear_fp8.h"
-#include "kernels/cuda/quantized/linear_grouped.h"
-#include "kernels/cuda/quantized/linear_int4.h"
-#include "kernels/cuda/quantized/linear_int8.h"
-#include "kernels/cuda/quantized/linear_mxfp4.h"
+#include "tests/cuda/bank_formats.h"
 #include "tests/cuda/linear_case.h"
 
 namespace moeserve::testing {
@@ -20,32 +14,7 @@ namespace {
 using cuda::CudaLinearBank;
 using cuda::LinearTile;
 
-struct AbsentCase {
-  std::string name;
-  LinearBankShape format = {};  // without sizes
-  DType rows = DType::kBF16;
-};
-void PrintTo(const AbsentCase& c, std::ostream* out) { *out << c.name; }
-
-std::vector<AbsentCase> AbsentCases() {
-  LinearBankShape bf16;
-  bf16.weight_dtype = DType::kBF16;
-  std::vector<AbsentCase> cases = {{"f32", {}, DType::kF32}, {"bf16", bf16}};
-  cases.push_back({"mxfp4", bf16});
-  cases.back().format.mxfp4 = true;
-  cases.push_back({"fp8", bf16});
-  cases.back().format.fp8 = true;
-  for (const Quantization type : {Quantization::kInt8Channel, Quantization::kInt8,
-                                  Quantization::kInt4, Quantization::kInt4K}) {
-    std::string name(Name(type));
-    std::ranges::replace(name, '-', '_');
-    cases.push_back({name, bf16});
-    cases.back().format.quantization = type;
-  }
-  return cases;
-}
-
-class AbsentExpertsTest : public ::testing::TestWithParam<AbsentCase> {
+class AbsentExpertsTest : public ::testing::TestWithParam<BankFormat> {
  protected:
   struct Sizes {
     std::vector<int> in, out;
@@ -54,7 +23,7 @@ class AbsentExpertsTest : public ::testing::TestWithParam<AbsentCase> {
 
   // Returns a bank of those experts that are `here`. Its numbers depend on the expert alone.
   std::unique_ptr<CudaLinearBank> Bank(const Sizes& sizes, const std::vector<bool>& here) const {
-    LinearBankShape shape = GetParam().format;
+    LinearBankShape shape = GetParam().shape;
     shape.layer_in_features = shape.in_features = sizes.in;
     shape.layer_out_features = shape.out_features = sizes.out;
     shape.gated = sizes.gated;
@@ -69,84 +38,11 @@ class AbsentExpertsTest : public ::testing::TestWithParam<AbsentCase> {
       if (!here[e]) continue;
       for (const LinearBank::Half half : {LinearBank::Half::kMain, LinearBank::Half::kGate}) {
         if (half == LinearBank::Half::kGate && !sizes.gated) continue;
-        Load(*bank, static_cast<int>(e), half);
+        LoadHalf(*bank, static_cast<int>(e), half);
       }
     }
     EXPECT_TRUE(bank->holds_weights());
     return bank;
-  }
-
-  void Load(CudaLinearBank& bank, int e, LinearBank::Half half) const {
-    const int64_t in = bank.shape().in_features_of(e), out = bank.shape().out_features[e];
-    if (out == 0) return;
-    Random random(static_cast<uint64_t>(e * 2 + (half == LinearBank::Half::kGate)));
-    if (bank.shape().bias) {
-      bank.LoadBias(e, half, 0, MakeTensor(random.Normals(out), {out}));
-    }
-    if (bank.is_fp8()) {
-      std::vector<uint8_t> codes;
-      for (int64_t i = 0; i < in * out; ++i) {
-        codes.push_back(static_cast<uint8_t>(random.Below(2) * 128 + random.Below(80)));
-      }
-      Fp8Matrix matrix;
-      matrix.rows = out;
-      matrix.columns = matrix.row_stride = in;
-      matrix.values = codes.data();
-      for (int64_t i = 0; i < out * matrix.groups(); ++i) {
-        matrix.scales.push_back(0.25f + 0.01f * static_cast<float>(random.Below(50)));
-      }
-      return bank.LoadFp8(e, half, 0, matrix);
-    }
-    std::vector<float> values = random.Normals(in * out);
-    if (bank.is_mxfp4()) {
-      constexpr float kNumbers[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-      for (float& v : values) v = (v < 0 ? -1.0f : 1.0f) * kNumbers[random.Below(8)];
-    }
-    bank.LoadWeight(e, half, 0,
-                    MakeTensor(values, {out, in},
-                               bank.has_integers() ? DType::kF32 : bank.shape().weight_dtype));
-  }
-
-  static std::vector<LinearTile> Tiles(const LinearArgs& args) {
-    const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
-    std::vector<LinearTile> tiles;
-    if (bank.is_int8()) {
-      tiles = cuda::Int8TilesThatFit(args);
-    } else if (bank.is_int4()) {
-      tiles = cuda::Int4TilesThatFit();
-    } else if (bank.is_grouped()) {
-      tiles = cuda::GroupedTilesThatFit();
-    } else if (bank.is_mxfp4()) {
-      tiles = cuda::Mxfp4TilesThatFit(args);
-    } else if (bank.is_fp8()) {
-      tiles = cuda::Fp8TilesThatFit(args);
-    } else {
-      tiles = cuda::LinearTilesThatFit(args);
-    }
-    tiles.push_back(LinearTile::kAuto);
-    return tiles;
-  }
-
-  static void Multiply(const LinearArgs& args, LinearTile tile) {
-    const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
-    if (bank.has_integers()) {
-      cuda::Int8Rows rounded;
-      ASSERT_TRUE(rounded.Reserve(args).ok());
-      if (bank.is_int8()) {
-        cuda::LaunchLinearInt8(args, tile, rounded, nullptr);
-      } else if (bank.is_int4()) {
-        cuda::LaunchLinearInt4(args, tile, rounded, nullptr);
-      } else {
-        cuda::LaunchLinearGrouped(args, tile, rounded, nullptr);
-      }
-      EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    } else if (bank.is_fp8()) {
-      cuda::LaunchLinearFp8(args, tile, nullptr);
-    } else if (bank.is_mxfp4()) {
-      cuda::LaunchLinearMxfp4(args, tile, nullptr);
-    } else {
-      cuda::LaunchLinear(args, tile, nullptr);
-    }
   }
 
   // Multiplies rows of the experts that are `here` by both banks.
@@ -182,11 +78,11 @@ class AbsentExpertsTest : public ::testing::TestWithParam<AbsentCase> {
     };
     DeviceRows expected(plan.plan.capacity, widest_out, RoundUp16(widest_out), DType::kF32);
     DeviceRows found(plan.plan.capacity, widest_out, RoundUp16(widest_out), DType::kF32);
-    const std::vector<LinearTile> tiles = Tiles(args(*all, expected.view()));
-    EXPECT_EQ(Tiles(args(*some, found.view())), tiles);
+    const std::vector<LinearTile> tiles = TilesOf(args(*all, expected.view()));
+    EXPECT_EQ(TilesOf(args(*some, found.view())), tiles);
     for (const LinearTile tile : tiles) {
-      Multiply(args(*all, expected.view()), tile);
-      Multiply(args(*some, found.view()), tile);
+      MultiplyBy(args(*all, expected.view()), tile);
+      MultiplyBy(args(*some, found.view()), tile);
       const RowsView a = expected.Fetch(), b = found.Fetch();
       for (int i = 0; i < plan.assignments(); ++i) {
         const int out = sizes.out[static_cast<size_t>(plan.expert[static_cast<size_t>(i)])];
@@ -214,12 +110,12 @@ TEST_P(AbsentExpertsTest, AllMayBeAbsent) {
   const DevicePlan plan(2, {{}, {}}, 0);
   const DeviceRows x(2, 64, 64, GetParam().rows, std::vector<float>(128, 1.0f));
   const DeviceRows y(0, 33, 48, DType::kF32);
-  Multiply({.bank = none.get(),
-            .plan = &plan.plan,
-            .gather = true,
-            .input = x.view(),
-            .output = y.view()},
-           LinearTile::kAuto);
+  MultiplyBy({.bank = none.get(),
+              .plan = &plan.plan,
+              .gather = true,
+              .input = x.view(),
+              .output = y.view()},
+             LinearTile::kAuto);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }
 
@@ -255,9 +151,9 @@ TEST_P(AbsentFusedExpertsTest, FitAsAllDo) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, AbsentExpertsTest, ::testing::ValuesIn(AbsentCases()),
+INSTANTIATE_TEST_SUITE_P(Formats, AbsentExpertsTest, ::testing::ValuesIn(BankFormats()),
                          [](const auto& info) { return info.param.name; });
-INSTANTIATE_TEST_SUITE_P(Formats, AbsentFusedExpertsTest, ::testing::Values(AbsentCases()[1]),
+INSTANTIATE_TEST_SUITE_P(Formats, AbsentFusedExpertsTest, ::testing::Values(BankFormats()[1]),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "kernels/cuda/linear/linear_bank.h"
 
 #include <algorithm>
+#include <cstring>
+#include <new>
 #include <numeric>
 #include <string>
 
@@ -61,6 +63,12 @@ Status CheckIntegers(const LinearBankShape& shape) {
 // Returns the number of blocks of 64 inputs of a matrix of FP8, an even number.
 int Fp8Blocks(int in_features) { return 2 * Blocks(in_features, kFp8ScaleInputs); }
 
+Status AllocateZeros(DeviceMemory& memory, int64_t bytes) {
+  MOESERVE_ASSIGN_OR_RETURN(memory, DeviceMemory::Allocate(static_cast<size_t>(bytes)));
+  if (bytes == 0) return absl::OkStatus();
+  return CudaStatus(cudaMemset(memory.data(), 0, static_cast<size_t>(bytes)), "cudaMemset");
+}
+
 }  // namespace
 
 std::vector<int> SliceBlocks(const LinearBankShape& shape) {
@@ -87,99 +95,246 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape) {
   return blocks;
 }
 
-Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape shape) {
-  std::unique_ptr<CudaLinearBank> bank(new CudaLinearBank(std::move(shape)));
+Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape shape,
+                                                               BankMemory memory) {
+  std::unique_ptr<CudaLinearBank> bank(new CudaLinearBank(std::move(shape), memory));
   const LinearBankShape& s = bank->layer_shape_;
   MOESERVE_RETURN_IF_ERROR(CheckIntegers(s));
-  const int experts = bank->num_experts();
   const bool integers = bank->has_integers();
   MOESERVE_CHECK(!s.mxfp4 || (s.weight_dtype == DType::kBF16 && !integers),
                  "MXFP4 of bf16 numbers");
   MOESERVE_CHECK(!s.fp8 || (s.weight_dtype == DType::kBF16 && !integers && !s.mxfp4),
                  "FP8 in the place of bf16 numbers");
-  const int block_inputs = integers ? kInt8BlockInputs : kImageBlock;
-  const auto element = integers ? 1 : static_cast<int64_t>(SizeOf(s.weight_dtype));
-  const int64_t block_bytes = bank->is_mxfp4() ? kMxfp4BlockBytes
-                              : bank->is_fp8() ? kFp8BlockBytes
-                              : bank->is_grouped()
-                                  ? GroupedBlockBytes(s.quantization == Quantization::kInt4)
-                                  : kImageBlock * block_inputs * element;
   bank->signature_ = SignatureOf(s);
+  MOESERVE_RETURN_IF_ERROR(bank->Allocate(bank->Describe()));
+  return bank;
+}
+
+int64_t CudaLinearBank::ImageBytes(int expert) const {
+  const LinearBankEntry& entry = entries_[static_cast<size_t>(expert)];
+  const auto element = static_cast<int64_t>(SizeOf(shape_.weight_dtype));
+  const int64_t block_bytes = is_mxfp4() ? kMxfp4BlockBytes
+                              : is_fp8() ? kFp8BlockBytes
+                              : is_grouped()
+                                  ? GroupedBlockBytes(shape_.quantization == Quantization::kInt4)
+                              : has_integers() ? kImageBlock * kInt8BlockInputs
+                                               : kImageBlock * kImageBlock * element;
+  return entry.row_blocks *
+         (is_int4() ? Int4StripBytes(entry.k_blocks) : entry.k_blocks * block_bytes);
+}
+
+int64_t CudaLinearBank::Describe() {
+  const LinearBankShape& s = layer_shape_;
+  const int block_inputs = has_integers() ? kInt8BlockInputs : kImageBlock;
   int64_t weight_bytes = 0;
   int64_t bias_values = 0;
   const std::vector<int> slice_blocks = SliceBlocks(s);
-  for (int e = 0; e < experts; ++e) {
+  for (int e = 0; e < num_experts(); ++e) {
     LinearBankEntry entry{};
-    entry.weights = weight_bytes;
     entry.bias = bias_values;
     entry.in_features = s.in_features_of(e);
     entry.out_features = s.out_features[e];
     entry.k_blocks = s.fp8 ? Fp8Blocks(entry.in_features) : Blocks(entry.in_features, block_inputs);
     entry.row_blocks = Blocks(ImageRows(entry.out_features, s.gated));
-    const int64_t strip_bytes =
-        bank->is_int4() ? Int4StripBytes(entry.k_blocks) : entry.k_blocks * block_bytes;
-    if (bank->shape_.is_absent(e)) {
-      bank->has_absent_experts_ = true;
-    } else {
-      weight_bytes += entry.row_blocks * strip_bytes;
+    entry.slice_blocks = slice_blocks[e];
+    const bool absent = shape_.is_absent(e);
+    has_absent_experts_ = has_absent_experts_ || absent;
+    if (memory_ == BankMemory::kTogether) entry.weights = weight_bytes;
+    entries_.push_back(entry);
+    if (!absent) weight_bytes += ImageBytes(e);
+    if (!absent || memory_ != BankMemory::kTogether) {
       bias_values += int64_t{entry.row_blocks} * kImageBlock;
     }
-    entry.slice_blocks = slice_blocks[e];
-    bank->max_row_blocks_ = std::max(bank->max_row_blocks_, entry.row_blocks);
-    bank->max_k_blocks_ = std::max(bank->max_k_blocks_, entry.k_blocks);
+    placed_.push_back(!absent && memory_ != BankMemory::kHost);
+    max_row_blocks_ = std::max(max_row_blocks_, entry.row_blocks);
+    max_k_blocks_ = std::max(max_k_blocks_, entry.k_blocks);
     if (entry.row_blocks > 0) {
       const int slices = (entry.k_blocks + entry.slice_blocks - 1) / entry.slice_blocks;
-      bank->max_slices_ = std::max(bank->max_slices_, slices);
+      max_slices_ = std::max(max_slices_, slices);
     }
-    bank->entries_.push_back(entry);
   }
-  std::vector<int32_t> order(static_cast<size_t>(experts));
+  return bias_values;
+}
+
+std::vector<int32_t> CudaLinearBank::SortBySize() {
+  std::vector<int32_t> order(entries_.size());
   std::iota(order.begin(), order.end(), 0);
-  const auto cost = [&](int e) {
-    return int64_t{bank->entries_[e].row_blocks} * bank->entries_[e].k_blocks;
-  };
+  const auto cost = [&](int e) { return int64_t{entries_[e].row_blocks} * entries_[e].k_blocks; };
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return cost(a) > cost(b); });
   std::vector<int64_t> by_rows;
-  for (const LinearBankEntry& e : bank->entries_) by_rows.push_back(e.row_blocks);
+  for (const LinearBankEntry& e : entries_) by_rows.push_back(e.row_blocks);
   std::sort(by_rows.begin(), by_rows.end(), std::greater<>());
-  bank->largest_row_blocks_.push_back(0);
+  largest_row_blocks_.push_back(0);
   for (const int64_t n : by_rows) {
-    bank->largest_row_blocks_.push_back(bank->largest_row_blocks_.back() + n);
+    largest_row_blocks_.push_back(largest_row_blocks_.back() + n);
   }
+  return order;
+}
 
-  const auto zeros = [&bank](DeviceMemory& memory, int64_t bytes) -> Status {
-    MOESERVE_ASSIGN_OR_RETURN(memory, DeviceMemory::Allocate(bytes));
-    bank->bytes_ += bytes;
-    if (bytes == 0) return absl::OkStatus();
-    return CudaStatus(cudaMemset(memory.data(), 0, bytes), "cudaMemset");
+Status CudaLinearBank::Allocate(int64_t bias_values) {
+  const auto zeros = [this](DeviceMemory& memory, int64_t bytes) {
+    bytes_ += bytes;
+    return AllocateZeros(memory, bytes);
   };
   const int64_t vector_bytes = bias_values * static_cast<int64_t>(sizeof(float));
-  MOESERVE_RETURN_IF_ERROR(zeros(bank->weights_, weight_bytes));
-  if (s.bias) MOESERVE_RETURN_IF_ERROR(zeros(bank->bias_, vector_bytes));
-  if (integers && !bank->is_grouped()) {
-    MOESERVE_RETURN_IF_ERROR(zeros(bank->scales_, vector_bytes));
-  }
-  if (bank->is_int4()) MOESERVE_RETURN_IF_ERROR(zeros(bank->units_, vector_bytes));
-  const size_t table_bytes = bank->entries_.size() * sizeof(LinearBankEntry);
-  MOESERVE_ASSIGN_OR_RETURN(bank->table_, DeviceMemory::Allocate(table_bytes));
-  MOESERVE_RETURN_IF_ERROR(CudaStatus(
-      cudaMemcpy(bank->table_.data(), bank->entries_.data(), table_bytes, cudaMemcpyHostToDevice),
-      "cudaMemcpy"));
+  const size_t table_bytes = entries_.size() * sizeof(LinearBankEntry);
+  MOESERVE_ASSIGN_OR_RETURN(table_, DeviceMemory::Allocate(table_bytes));
+  MOESERVE_RETURN_IF_ERROR(AllocateImages());
+  if (shape_.bias) MOESERVE_RETURN_IF_ERROR(zeros(bias_, vector_bytes));
+  if (has_integers() && !is_grouped()) MOESERVE_RETURN_IF_ERROR(zeros(scales_, vector_bytes));
+  if (is_int4()) MOESERVE_RETURN_IF_ERROR(zeros(units_, vector_bytes));
+  MOESERVE_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy(table_.data(), entries_.data(), table_bytes, cudaMemcpyHostToDevice));
+  const std::vector<int32_t> order = SortBySize();
   const size_t order_bytes = order.size() * sizeof(int32_t);
-  MOESERVE_ASSIGN_OR_RETURN(bank->order_, DeviceMemory::Allocate(order_bytes));
-  MOESERVE_RETURN_IF_ERROR(
-      CudaStatus(cudaMemcpy(bank->order_.data(), order.data(), order_bytes, cudaMemcpyHostToDevice),
-                 "cudaMemcpy"));
-  MOESERVE_RETURN_IF_ERROR(bank->tile_counters_.Allocate());
+  MOESERVE_ASSIGN_OR_RETURN(order_, DeviceMemory::Allocate(order_bytes));
+  MOESERVE_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy(order_.data(), order.data(), order_bytes, cudaMemcpyHostToDevice));
+  MOESERVE_RETURN_IF_ERROR(tile_counters_.Allocate());
   // Copies from pageable memory may still be running.
-  MOESERVE_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"));
-  return bank;
+  MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(nullptr));
+  return absl::OkStatus();
+}
+
+Status CudaLinearBank::AllocateImages() {
+  int64_t all = 0;
+  std::vector<int64_t> bytes(entries_.size());  // of the images here
+  for (int e = 0; e < num_experts(); ++e) {
+    if (!shape_.is_absent(e)) bytes[e] = ImageBytes(e);
+    if (memory_ == BankMemory::kHost) host_offsets_.push_back(all);
+    all += bytes[e];
+  }
+  if (memory_ == BankMemory::kTogether) {
+    bytes_ += all;
+    return AllocateZeros(weights_, all);
+  }
+  if (memory_ == BankMemory::kSeparate) {
+    bytes_ += all;
+    images_.resize(entries_.size());
+    for (size_t e = 0; e < images_.size(); ++e) {
+      MOESERVE_RETURN_IF_ERROR(AllocateZeros(images_[e], bytes[e]));
+      if (bytes[e] > 0) entries_[e].weights = images_[e].as<char>() - table_.as<char>();
+    }
+    return absl::OkStatus();
+  }
+  host_offsets_.push_back(all);
+  Result<PinnedMemory> pinned = PinnedMemory::Allocate(static_cast<size_t>(all));
+  if (pinned.ok()) {
+    pinned_ = *std::move(pinned);
+    if (all > 0) std::memset(pinned_.data(), 0, static_cast<size_t>(all));
+    return absl::OkStatus();
+  }
+  // The system limits page-locked memory; copies from other memory are slower.
+  pageable_.reset(new (std::nothrow) char[static_cast<size_t>(all)]());
+  if (pageable_ != nullptr) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      Concat("host memory for the experts of a layer: expected ", all, " bytes, found less"));
+}
+
+Status CudaLinearBank::Place(std::span<const PlacedImage> images, cudaStream_t stream) {
+  MOESERVE_CHECK(!row_major_, "a bank of DenseLayers has no image");
+  const size_t bytes = entries_.size() * sizeof(LinearBankEntry);
+  if (table_copy_.bytes() == 0) {
+    MOESERVE_ASSIGN_OR_RETURN(table_copied_, Event::Create(false));
+    MOESERVE_ASSIGN_OR_RETURN(table_copy_, PinnedMemory::Allocate(bytes));
+  } else {
+    MOESERVE_RETURN_IF_ERROR(table_copied_.Synchronize());
+  }
+  for (const auto& [expert, image] : images) {
+    const auto e = static_cast<size_t>(expert);
+    MOESERVE_CHECK(reinterpret_cast<uintptr_t>(image) % kImageAlignment == 0, "an aligned image");
+    entries_[e].weights = image == nullptr ? 0 : image - weights();
+    placed_[e] = image != nullptr;
+  }
+  // A copy, not a kernel: what follows may read the table before it waits for an earlier kernel.
+  std::memcpy(table_copy_.data(), entries_.data(), bytes);
+  MOESERVE_CUDA_RETURN_IF_ERROR(
+      cudaMemcpyAsync(table_.data(), table_copy_.data(), bytes, cudaMemcpyHostToDevice, stream));
+  return table_copied_.Record(stream);
+}
+
+DeviceMemory CudaLinearBank::TakeImage(int expert) {
+  const auto e = static_cast<size_t>(expert);
+  DeviceMemory image;
+  if (memory_ == BankMemory::kSeparate) {
+    image = std::move(images_[e]);
+    images_[e] = {};
+  } else {
+    MOESERVE_CHECK(memory_ == BankMemory::kTogether &&
+                       static_cast<int64_t>(weights_.bytes()) == ImageBytes(expert),
+                   "an image in memory of its own");
+    image = std::move(weights_);
+    weights_ = {};
+  }
+  MOESERVE_CHECK(image.bytes() > 0, "an image that was not yet taken");
+  bytes_ -= static_cast<int64_t>(image.bytes());
+  placed_[e] = false;
+  return image;
+}
+
+Status CudaLinearBank::CopyVectors(const CudaLinearBank& from, int expert, cudaStream_t stream) {
+  const LinearBankEntry& to = entries_[static_cast<size_t>(expert)];
+  MOESERVE_CHECK(memory_ != BankMemory::kTogether && from.signature_ == signature_,
+                 "banks of the same layer, with room for all vectors");
+  const size_t bytes = static_cast<size_t>(to.row_blocks) * kImageBlock * sizeof(float);
+  const auto copy = [&](const DeviceMemory& source, const DeviceMemory& target) -> Status {
+    if (bytes == 0 || target.bytes() == 0) return absl::OkStatus();
+    MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(target.as<float>() + to.bias,
+                                                  source.as<float>() + from.entry(expert).bias,
+                                                  bytes, cudaMemcpyDeviceToDevice, stream));
+    return absl::OkStatus();
+  };
+  MOESERVE_RETURN_IF_ERROR(copy(from.bias_, bias_));
+  MOESERVE_RETURN_IF_ERROR(copy(from.scales_, scales_));
+  return copy(from.units_, units_);
+}
+
+char* CudaLinearBank::LoadingImage(int expert) {
+  const auto e = static_cast<size_t>(expert);
+  if (memory_ != BankMemory::kHost) {
+    MOESERVE_CHECK(placed_[e], "weights are loaded before images are taken");
+    return const_cast<char*>(weights()) + entries_[e].weights;
+  }
+  if (loading_ == expert) return loaded_image_.as<char>();
+  CloseImage();
+  const auto bytes = static_cast<size_t>(ImageBytes(expert));
+  if (loaded_image_.bytes() < bytes) {
+    loaded_image_ = {};
+    auto memory = DeviceMemory::Allocate(bytes);
+    Require(memory.status(), "device memory to pack an expert");
+    loaded_image_ = *std::move(memory);
+  }
+  Require(
+      cudaMemcpy(loaded_image_.data(), host_image(expert).data(), bytes, cudaMemcpyHostToDevice));
+  Require(cudaStreamSynchronize(nullptr));
+  loading_ = expert;
+  return loaded_image_.as<char>();
+}
+
+void CudaLinearBank::CloseImage() {
+  if (loading_ < 0) return;
+  const std::span<const char> image = host_image(loading_);
+  Require(cudaMemcpy(const_cast<char*>(image.data()), loaded_image_.data(), image.size(),
+                     cudaMemcpyDeviceToHost));
+  loading_ = -1;
+}
+
+void CudaLinearBank::FinishLoading() {
+  CloseImage();
+  loaded_image_ = {};
+}
+
+std::span<const char> CudaLinearBank::host_image(int expert) const {
+  const auto e = static_cast<size_t>(expert);
+  MOESERVE_CHECK(memory_ == BankMemory::kHost, "images in host memory");
+  const char* const all = pageable_ != nullptr ? pageable_.get() : pinned_.as<char>();
+  return {all + host_offsets_[e], static_cast<size_t>(host_offsets_[e + 1] - host_offsets_[e])};
 }
 
 Result<DeviceMemory> CudaLinearBank::RowMajor(cudaStream_t stream) const {
   const LinearBankEntry& m = entries_[0];
   MOESERVE_CHECK(!row_major_ && !has_integers() && !is_mxfp4() && !is_fp8() && num_experts() == 1 &&
-                     shape_.weight_dtype == DType::kBF16,
+                     shape_.weight_dtype == DType::kBF16 && memory_ == BankMemory::kTogether,
                  "the image of a dense bf16 bank");
   const size_t rows = static_cast<size_t>(m.out_features) * (shape_.gated ? 2 : 1);
   MOESERVE_ASSIGN_OR_RETURN(
@@ -226,7 +381,7 @@ void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const Host
     }
     internal::LaunchPackRows({.source = piece->data(),
                               .source_dtype = weight.dtype,
-                              .image = weights_.as<char>() + m.weights,
+                              .image = LoadingImage(expert),
                               .image_dtype = shape_.weight_dtype,
                               .k_blocks = m.k_blocks,
                               .in_features = m.in_features,
@@ -247,7 +402,7 @@ void CudaLinearBank::PackMxfp4(int expert, Half half, int first_row, int rows,
   Require(cudaMemset(misfit->data(), 0, sizeof(int32_t)));
   internal::LaunchPackMxfp4({.source = source.data(),
                              .source_dtype = dtype,
-                             .image = weights_.as<char>() + m.weights,
+                             .image = LoadingImage(expert),
                              .k_blocks = m.k_blocks,
                              .in_features = m.in_features,
                              .first_row = first_row,
@@ -288,7 +443,7 @@ void CudaLinearBank::LoadFp8(int expert, Half half, int row_begin, const Fp8Matr
                        static_cast<size_t>(rows * groups) * 4, cudaMemcpyHostToDevice));
     internal::LaunchPackFp8({.source = piece->as<uint8_t>(),
                              .scales = scales->as<float>(),
-                             .image = weights_.as<char>() + m.weights,
+                             .image = LoadingImage(expert),
                              .k_blocks = m.k_blocks,
                              .in_features = m.in_features,
                              .first_row = row_begin + static_cast<int>(r),
@@ -355,7 +510,7 @@ void CudaLinearBank::LoadQuantized(int expert, Half half, int row_begin,
     Require(cudaMemcpy(piece->data(), weight.values + r * row_bytes,
                        static_cast<size_t>(rows * row_bytes), cudaMemcpyHostToDevice));
     const internal::PackInt8Args args{.source = piece->as<int8_t>(),
-                                      .image = weights_.as<char>() + m.weights,
+                                      .image = LoadingImage(expert),
                                       .k_blocks = m.k_blocks,
                                       .in_features = m.in_features,
                                       .first_row = row_begin + static_cast<int>(r),

@@ -38,6 +38,22 @@ struct LinearBankEntry {
   int32_t slice_blocks;
 };
 
+// Where the packed weights ("image") of an expert lie. The bits of products do not depend on it.
+enum class BankMemory : uint8_t {
+  kTogether,  // those of all experts in one allocation
+  kSeparate,  // each in an allocation of its own, which TakeImage() hands over
+  kHost,      // in host memory; products read a copy, which Place() names
+};
+
+// Images begin at multiples of this address, in bytes, where Place() names them.
+inline constexpr int64_t kImageAlignment = 128;
+
+// A copy of an expert's image in device memory.
+struct PlacedImage {
+  int expert = 0;
+  const char* image = nullptr;  // null: the expert has none, and no rows may be given to it
+};
+
 // Returns, for every expert, the number of k blocks in a slice of its sums of bf16 products. A sum
 // of several slices is ((s0 + s1) + s2) + ..., where each slice is a chain of products of its own,
 // in ascending order of the inputs. All kernels for bf16 rows sum in this way, so blocks of a
@@ -79,17 +95,48 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape);
 // memory, so that everything that is derived from a bank's sizes is equal on all ranks: slices of
 // sums, kernels that fit, the signature.
 //
+// Kernels find an image at weights() + LinearBankEntry::weights, an offset that may be negative. So
+// images may lie anywhere in device memory, and Place() lets them come and go. Only what reads the
+// matrix of a dense layer without the table (RowMajor(), LaunchReadRows(), joined/, dense/) needs a
+// bank of kTogether. Biases, scales and units are small: unless the images lie together, the bank
+// has room for those of all experts of the layer, also of absent ones.
+//
 // One thread must fill the bank before the first product reads it.
 class CudaLinearBank : public LinearBank {
  public:
   // A ResourceExhausted error states the size. Unimplemented for weights of types int8-channel and
   // int4-k with more than kWholeRow inputs.
-  static Result<std::unique_ptr<CudaLinearBank>> Create(LinearBankShape shape);
+  static Result<std::unique_ptr<CudaLinearBank>> Create(LinearBankShape shape,
+                                                        BankMemory memory = BankMemory::kTogether);
 
   void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) override;
   void LoadQuantized(int expert, Half half, int row_begin, const QuantizedMatrix& weight) override;
   void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) override;
   void LoadFp8(int expert, Half half, int row_begin, const Fp8Matrix& weight) override;
+
+  // Says where images lie from here on in the order of `stream`: products that were launched before
+  // read the earlier ones. For experts of the layer that are absent, too. The caller keeps the
+  // memory until such products have ended. Calls for one bank must be in order. The host waits for
+  // the copy of the table by the last call, if it is not yet done.
+  Status Place(std::span<const PlacedImage> images, cudaStream_t stream);
+  // Returns whether products may read the expert: its image is in device memory.
+  bool is_placed(int expert) const { return placed_[static_cast<size_t>(expert)]; }
+  // Returns the bytes of the image of any expert of the layer.
+  int64_t ImageBytes(int expert) const;
+  // Hands over the image of an expert, as it was loaded; afterwards the expert is not placed. For
+  // banks of kSeparate, and those of kTogether with one expert. No product may read it meanwhile.
+  DeviceMemory TakeImage(int expert);
+  // Copies an expert's biases, scales and units from a bank of the same layer, in the order of
+  // `stream`. This bank's images do not lie together. No product may read those of the expert that
+  // are replaced, and `from` must outlive the copy.
+  Status CopyVectors(const CudaLinearBank& from, int expert, cudaStream_t stream);
+
+  // kHost: to be called when all weights are loaded.
+  void FinishLoading();
+  // kHost: returns the image of an expert, after FinishLoading(). Page-locked if the system allows
+  // it.
+  std::span<const char> host_image(int expert) const;
+  BankMemory memory() const { return memory_; }
 
   // Returns the rows of a dense bf16 bank that stores an image. Waits for the device.
   // ResourceExhausted if memory runs out.
@@ -112,8 +159,8 @@ class CudaLinearBank : public LinearBank {
   }
   bool has_integers() const { return shape_.quantization != Quantization::kNone; }
 
-  // The following pointers are in device memory.
-  const char* weights() const { return weights_.as<char>(); }
+  // The following pointers are in device memory. weights(): the base of LinearBankEntry::weights.
+  const char* weights() const { return (weights_.bytes() > 0 ? weights_ : table_).as<char>(); }
   const float* bias() const { return shape_.bias ? bias_.as<float>() : nullptr; }
   // int8-channel, int4-k: the scales of the packed rows, each at the offset of its bias; otherwise
   // null.
@@ -142,8 +189,18 @@ class CudaLinearBank : public LinearBank {
   int64_t bytes() const { return bytes_; }
 
  private:
-  explicit CudaLinearBank(LinearBankShape shape)
-      : LinearBank(std::move(shape)), layer_shape_(shape_.layer()) {}
+  CudaLinearBank(LinearBankShape shape, BankMemory memory)
+      : LinearBank(std::move(shape)), memory_(memory), layer_shape_(shape_.layer()) {}
+  // Fills the entries; returns the numbers of values of the biases.
+  int64_t Describe();
+  // Sorts the experts by size; returns `order()`.
+  std::vector<int32_t> SortBySize();
+  Status Allocate(int64_t bias_values);
+  Status AllocateImages();
+  // Returns where to store the weights of an expert.
+  char* LoadingImage(int expert);
+  // kHost: copies the image that was loaded last to the host.
+  void CloseImage();
   // Returns the entry of an expert that is here.
   const LinearBankEntry& EntryHere(int expert) const;
   // Rounds the rows of a weight to integers and loads them.
@@ -157,6 +214,7 @@ class CudaLinearBank : public LinearBank {
   void LoadVector(int expert, Half half, int row_begin, std::span<const float> values,
                   const DeviceMemory& memory);
 
+  const BankMemory memory_;
   const LinearBankShape layer_shape_;
   bool has_absent_experts_ = false;
   std::string signature_;
@@ -167,7 +225,17 @@ class CudaLinearBank : public LinearBank {
   int max_slices_ = 1;
   int max_k_blocks_ = 0;
   int64_t bytes_ = 0;
-  mutable DeviceMemory weights_;
+  mutable DeviceMemory weights_;      // kTogether; else empty
+  std::vector<DeviceMemory> images_;  // kSeparate: [E]; else empty
+  std::vector<bool> placed_;          // [E]
+  PinnedMemory table_copy_;           // of the last Place()
+  Event table_copied_;
+  // kHost: the images, in page-locked memory or else in other memory.
+  PinnedMemory pinned_;
+  std::unique_ptr<char[]> pageable_;
+  std::vector<int64_t> host_offsets_;  // [E]
+  int loading_ = -1;                   // the expert whose image is in `loaded_image_`
+  DeviceMemory loaded_image_;
   mutable bool row_major_ = false;
   bool holds_weights_ = true;
   DeviceMemory bias_;
