@@ -18,6 +18,7 @@ class MovableExperts {
   // experts and settings. It may be of another backend of the same kind.
   virtual bool TakesFrom(const LinearBank& other) const = 0;
   // Takes the matrices of `other` for the experts that have none here, and what keeps them alive.
+  // `other` stays until the next step has ended: a device may still copy from it.
   virtual void TakeExperts(const LinearBank& other) = 0;
   // Takes the matrix of an expert away. Its memory is freed with the result, on any thread. Returns
   // null if there is no matrix, or if its memory is a mapped file's; then it may stay.

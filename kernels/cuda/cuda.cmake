@@ -63,6 +63,7 @@ set(MOESERVE_CUDA_SOURCES
   device/launch.cc
   linear/linear.cc
   linear/linear_bank.cc
+  linear/linear_bank_moves.cc
   linear/linear_bank.cu
   linear/linear_f32.cu
   quantized/linear_int8.cu

@@ -197,7 +197,10 @@ Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Allocate(size_t bytes) {
 }
 
 Result<std::unique_ptr<LinearBank>> CudaBackend::NewLinearBank(LinearBankShape shape) {
-  Result<std::unique_ptr<CudaLinearBank>> bank = CudaLinearBank::Create(std::move(shape));
+  const bool moves = !shape.layer_out_features.empty();
+  Result<std::unique_ptr<CudaLinearBank>> bank = CudaLinearBank::Create(
+      std::move(shape), moves ? BankMemory::kSeparate : BankMemory::kTogether);
+  if (bank.ok() && moves) (*bank)->MoveOn(stream_.get());
   if (!bank.ok()) return WithBudget(bank.status(), "a layer of the model");
   weight_bytes_ += (*bank)->bytes();
   return std::unique_ptr<LinearBank>(std::move(bank).value());

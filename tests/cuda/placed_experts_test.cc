@@ -186,29 +186,38 @@ TEST_P(PlacedExpertsTest, ProductsHaveTheBitsOfImagesTogether) {
 TEST_P(PlacedExpertsTest, LongSums) { CheckMoves({{1600}, {24, 24}, false, true}); }
 
 // As when ranks exchange experts: an expert that was absent gets the image, biases and scales that
-// a bank with this expert alone has loaded.
-TEST_P(PlacedExpertsTest, AnImageIsHandedOver) {
+// a bank with this expert alone has loaded, and another one goes.
+TEST_P(PlacedExpertsTest, ExpertsMoveBetweenBanks) {
   const PlacedSizes sizes{{96}, {40, 130, 24, 70}, true, true};
   const auto together = Bank(sizes, BankMemory::kTogether);
   const auto bank = Bank(sizes, BankMemory::kSeparate, {true, true, false, false});
   CheckProducts(sizes, *together, *bank, {true, true, false, false});
-  std::vector<DeviceMemory> images;
-  for (const auto& [expert, memory] :
-       {std::pair{2, BankMemory::kTogether}, {3, BankMemory::kSeparate}}) {
+  auto stream = cuda::Stream::Create();
+  ASSERT_TRUE(stream.ok());
+  EXPECT_FALSE(bank->CanTake());
+  bank->MoveOn(stream->get());
+  EXPECT_FALSE(bank->TakesFrom(*together));
+  const int64_t before = bank->bytes();
+  for (const int expert : {2, 3}) {
     std::vector<bool> here(4, false);
     here[static_cast<size_t>(expert)] = true;
-    const auto loaded = Bank(sizes, memory, here);
-    images.push_back(loaded->TakeImage(expert));
-    EXPECT_FALSE(loaded->is_placed(expert));
-    ASSERT_TRUE(bank->CopyVectors(*loaded, expert, nullptr).ok());
-    const cuda::PlacedImage image{expert, images.back().as<char>()};
-    ASSERT_TRUE(bank->Place({&image, 1}, nullptr).ok());
-    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    const auto loaded = Bank(sizes, BankMemory::kSeparate, here);
+    ASSERT_TRUE(bank->TakesFrom(*loaded));
+    bank->TakeExperts(*loaded);
+    EXPECT_TRUE(bank->is_placed(expert));
+    EXPECT_EQ(bank->shape().out_features[expert], sizes.out_features[expert]);
+    ASSERT_TRUE(stream->Synchronize().ok());
   }
-  const int64_t before = bank->bytes();
-  const DeviceMemory taken = bank->TakeImage(1);
-  EXPECT_EQ(bank->bytes(), before - bank->ImageBytes(1));
-  Scattered::Poison(taken.as<char>(), bank->ImageBytes(1));
+  const std::shared_ptr<const void> dropped = bank->DropExpert(1);
+  ASSERT_NE(dropped, nullptr);
+  EXPECT_EQ(bank->DropExpert(1), nullptr);
+  EXPECT_EQ(bank->shape().out_features[1], 0);
+  EXPECT_FALSE(bank->is_placed(1));
+  EXPECT_EQ(bank->bytes(),
+            before + bank->ImageBytes(2) + bank->ImageBytes(3) - bank->ImageBytes(1));
+  ASSERT_TRUE(stream->Synchronize().ok());
+  Scattered::Poison(static_cast<const cuda::DeviceMemory*>(dropped.get())->as<char>(),
+                    bank->ImageBytes(1));
   CheckProducts(sizes, *together, *bank, {true, false, true, true});
 }
 

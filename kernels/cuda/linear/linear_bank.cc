@@ -138,7 +138,6 @@ int64_t CudaLinearBank::Describe() {
     entry.row_blocks = Blocks(ImageRows(entry.out_features, s.gated));
     entry.slice_blocks = slice_blocks[e];
     const bool absent = shape_.is_absent(e);
-    has_absent_experts_ = has_absent_experts_ || absent;
     if (memory_ == BankMemory::kTogether) entry.weights = weight_bytes;
     entries_.push_back(entry);
     if (!absent) weight_bytes += ImageBytes(e);
@@ -212,8 +211,11 @@ Status CudaLinearBank::AllocateImages() {
     bytes_ += all;
     images_.resize(entries_.size());
     for (size_t e = 0; e < images_.size(); ++e) {
-      MOESERVE_RETURN_IF_ERROR(AllocateZeros(images_[e], bytes[e]));
-      if (bytes[e] > 0) entries_[e].weights = images_[e].as<char>() - table_.as<char>();
+      if (bytes[e] == 0) continue;
+      auto image = std::make_shared<DeviceMemory>();
+      MOESERVE_RETURN_IF_ERROR(AllocateZeros(*image, bytes[e]));
+      entries_[e].weights = image->as<char>() - table_.as<char>();
+      images_[e] = std::move(image);
     }
     return absl::OkStatus();
   }
@@ -251,25 +253,6 @@ Status CudaLinearBank::Place(std::span<const PlacedImage> images, cudaStream_t s
   MOESERVE_CUDA_RETURN_IF_ERROR(
       cudaMemcpyAsync(table_.data(), table_copy_.data(), bytes, cudaMemcpyHostToDevice, stream));
   return table_copied_.Record(stream);
-}
-
-DeviceMemory CudaLinearBank::TakeImage(int expert) {
-  const auto e = static_cast<size_t>(expert);
-  DeviceMemory image;
-  if (memory_ == BankMemory::kSeparate) {
-    image = std::move(images_[e]);
-    images_[e] = {};
-  } else {
-    MOESERVE_CHECK(memory_ == BankMemory::kTogether &&
-                       static_cast<int64_t>(weights_.bytes()) == ImageBytes(expert),
-                   "an image in memory of its own");
-    image = std::move(weights_);
-    weights_ = {};
-  }
-  MOESERVE_CHECK(image.bytes() > 0, "an image that was not yet taken");
-  bytes_ -= static_cast<int64_t>(image.bytes());
-  placed_[e] = false;
-  return image;
 }
 
 Status CudaLinearBank::CopyVectors(const CudaLinearBank& from, int expert, cudaStream_t stream) {

@@ -11,6 +11,7 @@
 #include "kernels/cuda/device/handles.h"
 #include "kernels/cuda/device/runtime.h"
 #include "kernels/cuda/linear/tile_counters.h"
+#include "kernels/movable_experts.h"
 
 namespace moeserve::cuda {
 
@@ -41,7 +42,7 @@ struct LinearBankEntry {
 // Where the packed weights ("image") of an expert lie. The bits of products do not depend on it.
 enum class BankMemory : uint8_t {
   kTogether,  // those of all experts in one allocation
-  kSeparate,  // each in an allocation of its own, which TakeImage() hands over
+  kSeparate,  // each in an allocation of its own, so that experts can move
   kHost,      // in host memory; products read a copy, which Place() names
 };
 
@@ -102,7 +103,7 @@ std::vector<int> SliceBlocks(const LinearBankShape& shape);
 // has room for those of all experts of the layer, also of absent ones.
 //
 // One thread must fill the bank before the first product reads it.
-class CudaLinearBank : public LinearBank {
+class CudaLinearBank : public LinearBank, public MovableExperts {
  public:
   // A ResourceExhausted error states the size. Unimplemented for weights of types int8-channel and
   // int4-k with more than kWholeRow inputs.
@@ -123,13 +124,21 @@ class CudaLinearBank : public LinearBank {
   bool is_placed(int expert) const { return placed_[static_cast<size_t>(expert)]; }
   // Returns the bytes of the image of any expert of the layer.
   int64_t ImageBytes(int expert) const;
-  // Hands over the image of an expert, as it was loaded; afterwards the expert is not placed. For
-  // banks of kSeparate, and those of kTogether with one expert. No product may read it meanwhile.
-  DeviceMemory TakeImage(int expert);
   // Copies an expert's biases, scales and units from a bank of the same layer, in the order of
   // `stream`. This bank's images do not lie together. No product may read those of the expert that
   // are replaced, and `from` must outlive the copy.
   Status CopyVectors(const CudaLinearBank& from, int expert, cudaStream_t stream);
+
+  // kSeparate: the stream in whose order experts come and go; it outlives the bank. Without it,
+  // they stay.
+  void MoveOn(cudaStream_t stream) { move_stream_ = stream; }
+  // MovableExperts. A bank that experts are taken from must outlive the work of the stream.
+  bool CanTake() const override {
+    return memory_ == BankMemory::kSeparate && move_stream_ != nullptr;
+  }
+  bool TakesFrom(const LinearBank& other) const override;
+  void TakeExperts(const LinearBank& other) override;
+  std::shared_ptr<const void> DropExpert(int expert) override;
 
   // kHost: to be called when all weights are loaded.
   void FinishLoading();
@@ -147,7 +156,8 @@ class CudaLinearBank : public LinearBank {
   bool row_major() const { return row_major_; }
   // Returns the shape with the sizes of all experts, also of absent ones; shape() has 0 for these.
   const LinearBankShape& layer_shape() const { return layer_shape_; }
-  bool has_absent_experts() const { return has_absent_experts_; }
+  // Whether experts are absent, or may become so.
+  bool may_lack_experts() const { return !shape_.layer_out_features.empty(); }
   bool is_mxfp4() const { return shape_.mxfp4; }
   bool is_fp8() const { return shape_.fp8; }
   bool holds_weights() const override { return holds_weights_; }
@@ -216,7 +226,6 @@ class CudaLinearBank : public LinearBank {
 
   const BankMemory memory_;
   const LinearBankShape layer_shape_;
-  bool has_absent_experts_ = false;
   std::string signature_;
   std::vector<LinearBankEntry> entries_;
   std::vector<int64_t> largest_row_blocks_;  // [E + 1] prefix sums, experts with the most row
@@ -225,10 +234,13 @@ class CudaLinearBank : public LinearBank {
   int max_slices_ = 1;
   int max_k_blocks_ = 0;
   int64_t bytes_ = 0;
-  mutable DeviceMemory weights_;      // kTogether; else empty
-  std::vector<DeviceMemory> images_;  // kSeparate: [E]; else empty
-  std::vector<bool> placed_;          // [E]
-  PinnedMemory table_copy_;           // of the last Place()
+  mutable DeviceMemory weights_;  // kTogether; else empty
+  // kSeparate: [E], null without one; else empty. The bank that an expert was taken from has the
+  // same image.
+  std::vector<std::shared_ptr<const DeviceMemory>> images_;
+  cudaStream_t move_stream_ = nullptr;
+  std::vector<bool> placed_;  // [E]
+  PinnedMemory table_copy_;   // of the last Place()
   Event table_copied_;
   // kHost: the images, in page-locked memory or else in other memory.
   PinnedMemory pinned_;

@@ -266,7 +266,7 @@ LinearTile ProductTuning::Tile(const LinearArgs& args) {
   const int site = SiteOf(key);
   // Rows of absent experts cannot be multiplied, so products of such banks are not measured; what
   // was measured with all experts is used for them.
-  if (records_ && !BankOf(args).has_absent_experts() && !TilesThatFit(args).empty()) {
+  if (records_ && !BankOf(args).may_lack_experts() && !TilesThatFit(args).empty()) {
     Recorded& r = recorded_[key];
     const int64_t rows = args.plan != nullptr ? args.plan->rows : args.input.rows;
     if (rows > r.rows) {
@@ -291,8 +291,8 @@ std::optional<FusedTile> ProductTuning::Fused(const FusedExpertArgs& args) {
   if (records_) {
     std::vector<Pair>& pairs = pairs_[key];  // may stay empty
     const auto same = [&](const Pair& p) { return p.up == args.up; };
-    const bool all_here = !static_cast<const CudaLinearBank&>(*args.up).has_absent_experts() &&
-                          !static_cast<const CudaLinearBank&>(*args.down).has_absent_experts();
+    const bool all_here = !static_cast<const CudaLinearBank&>(*args.up).may_lack_experts() &&
+                          !static_cast<const CudaLinearBank&>(*args.down).may_lack_experts();
     if (all_here && std::none_of(pairs.begin(), pairs.end(), same)) {
       pairs.push_back({args.up, args.down});
     }
