@@ -14,7 +14,7 @@ from conftest import binary, start_server, stop_server, streamed_text, wait_for
 
 # More than every request takes, on a slow machine, too. A client that waits for as long has been
 # forgotten.
-PATIENCE = 60
+PATIENCE = 300
 REQUESTS = 60
 CLIENTS = 6
 # What a server may say that has no memory.

@@ -35,6 +35,9 @@ BOUNDS = {KILLED: 0.5, CRASHED: 0.5, STOPPED: SILENCE + 1, CUT: SILENCE + 1, TRU
 FILES = (TRUNCATED, OVERWRITTEN)
 MEMORY = (STARVED, REFUSED)
 SIGNALS = {KILLED: signal.SIGKILL, CRASHED: signal.SIGSEGV, STOPPED: signal.SIGSTOP}
+# How long a client waits for an answer: more than any takes on a slow machine. Without an answer by
+# then, the service has forgotten the request.
+PATIENCE = 300
 # On loaded machines, processes do not always run when they could.
 SLACK = float(os.environ.get("SLACK", "3"))
 # Every n-th allocation of a rank that is refused memory fails.
@@ -154,7 +157,7 @@ class Failures(ServerTest):
                 lambda: not any(map(is_running, server.pids[1:])), bound), server.errors())
             os.kill(server.pids[0], signal.SIGKILL)
         for thread in threads:
-            thread.join(70)
+            thread.join(PATIENCE + 10)
         seconds = time.monotonic() - begin
         self.assertEqual(len(ended), sum(len(b) for b in (BODIES, LATE_BODIES)[:len(threads)]))
         # A rank that is gone is always a loss, also if all requests had ended before. One without
@@ -200,7 +203,7 @@ class Failures(ServerTest):
     def send(self, server, ended, bodies):
         """Sends requests on a thread, which adds each with its status and text to `ended`."""
         def run_all():
-            for wanted, (code, text) in zip(bodies, server.complete(bodies)):
+            for wanted, (code, text) in zip(bodies, server.complete(bodies, PATIENCE)):
                 ended.append((wanted, code, text))
 
         thread = threading.Thread(target=run_all)
