@@ -16,8 +16,11 @@
 #include "engine/model/block_stack.h"
 #include "engine/model/output_head.h"
 #include "engine/model/prediction_stack.h"
+#include "engine/spec/weights.h"
 #include "engine/step/report_buffer.h"
 #include "engine/step/workspace.h"
+#include "engine/weights/place_experts.h"
+#include "kernels/expert_slots.h"
 #include "kernels/movable_experts.h"
 #include "kernels/rank_ops.h"
 
@@ -72,6 +75,34 @@ class StepWatch {
 
 // Returns null if the device cannot move experts.
 MovableExperts* Movable(LinearBank* bank) { return dynamic_cast<MovableExperts*>(bank); }
+
+// Returns about how many bytes the experts of this rank and all other weights need on a device,
+// which stores the matrices of experts in blocks. For experts, rather too many.
+std::pair<int64_t, int64_t> WeightBytes(const ModelSpec& spec, const ModelOptions& options,
+                                        DType stored) {
+  const DType type = options.compute == DType::kBF16 ? DType::kBF16 : stored;
+  int64_t all = 0, of_model = 0, here = 0;
+  for (const TensorRequirement& tensor : RequiredTensors(spec)) {
+    int64_t values = 1;
+    for (const int64_t n : tensor.shape) values *= n;
+    all += values * static_cast<int64_t>(SizeOf(type));
+  }
+  for (const auto& [block, sizes] : ExpertBytes(spec, Quantization::kNone, type)) {
+    for (const int64_t bytes : sizes) of_model += bytes;
+  }
+  constexpr int64_t kLargestBlock = 128;
+  for (const auto& [block, sizes] : ExpertBytes(spec, options.quantization, type, kLargestBlock)) {
+    const std::vector<HolderSet>* const holders =
+        options.exchange == nullptr ? nullptr
+                                    : &options.placement->holders(block.first, block.second);
+    for (size_t e = 0; e < sizes.size(); ++e) {
+      if (holders == nullptr || ((*holders)[e] >> options.exchange->rank() & 1) != 0) {
+        here += sizes[e];
+      }
+    }
+  }
+  return {here, std::max<int64_t>(all - of_model, 0)};
+}
 
 bool DividesHead(const ModelSpec& spec, const ModelOptions& options) {
   if (options.exchange == nullptr || !HasVocabulary(spec.head.kind)) return false;
@@ -141,6 +172,8 @@ class Model::Impl {
   RowsView Kept(KeptRows& kept, int64_t tokens) {
     return kept.First(backend, tokens, spec.hidden_size, [this] { ForgetSteps(); });
   }
+  // Whether steps may be replayable: the host decides nothing in the middle of them.
+  bool CanReplay() const { return options.exchange == nullptr && !tiers_.uses_slots(); }
   // Forgets recorded steps.
   void ForgetSteps() {
     backend.ForgetSteps(this);
@@ -224,6 +257,10 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   load.files_in_use = &files_in_use_;
   load.tiers = &tiers_;
   load.keep_fp8 = options.keep_fp8;
+  if (auto* const device = dynamic_cast<ExpertSlotsDevice*>(&backend); device != nullptr) {
+    const auto [experts, dense] = WeightBytes(spec, options, source.DominantDType());
+    tiers_.UseSlotsOf(*device, experts, dense);
+  }
   MOESERVE_ASSIGN_OR_RETURN(head_, OutputHead::Load(load, spec));
   const LinearBank* const tied = spec.tie_word_embeddings ? head_->vocabulary() : nullptr;
   MOESERVE_RETURN_IF_ERROR(stack_.Load(load, tied, nullptr));
@@ -236,8 +273,7 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
     MOESERVE_RETURN_IF_ERROR(
         encoder_->Load(load, nullptr, spec.share_embeddings ? &stack_.tokens() : nullptr));
   }
-  tiers_.FinishLoading(backend.weight_bytes());
-  return absl::OkStatus();
+  return tiers_.FinishLoading(backend.weight_bytes());
 }
 
 StepDivision Model::Impl::DivisionOf(const Batch& batch) const {
@@ -325,7 +361,7 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
   output_rows_ = batch.logit_rows;
   output_rows_.insert(output_rows_.end(), batch.text_rows.begin(), batch.text_rows.end());
   const bool replayable = batch.given.empty() && batch.controls.empty() && batch.lengths.empty() &&
-                          num_texts == 0 && options.exchange == nullptr;
+                          num_texts == 0 && CanReplay();
   StepInputs inputs = InputsOf(batch, cache, step);
   inputs.output_rows = output_rows_;
   inputs.pool_ranges = batch.pool_ranges;
@@ -431,8 +467,7 @@ void Model::Impl::Predict(const Batch& batch, const PredictionSources& sources,
   inputs.source_rows = sources.rows;
   inputs.samples = batch.samples;
   inputs.variant = sources.predicted ? 1 : 0;
-  const StepRows rows =
-      backend.BeginStep(inputs, &predicted_rows_, /*replayable=*/options.exchange == nullptr);
+  const StepRows rows = backend.BeginStep(inputs, &predicted_rows_, CanReplay());
   const RowsView logits =
       workspace.TakeDense(rows.outputs, WritesLogits() ? spec.vocab_size : 1, DType::kF32);
   const RowsView x = Kept(predicted_rows_, rows.tokens);
@@ -613,7 +648,7 @@ absl::Status Model::CheckTaking(const ExpertPlacement::Blocks& missing) const {
       return absl::FailedPreconditionError(
           Concat("block ", key.second, ": experts cannot be moved here, because ",
                  Movable(bank) == nullptr ? "the device cannot take them"
-                                          : "the block's experts are read from mapped files"));
+                                          : "the block's experts are read from mapped files or copied into slots"));
     }
   }
   return absl::OkStatus();

@@ -26,6 +26,7 @@ void EngineStats::AddCounters(const EngineStats& other) {
   steps += other.steps;
   tiers.hit_bytes += other.tiers.hit_bytes;
   tiers.read_bytes += other.tiers.read_bytes;
+  tiers.waves += other.tiers.waves;
   tiers.stall_seconds += other.tiers.stall_seconds;
   last_step = std::max(last_step, other.last_step);
   histograms.Add(other.histograms);

@@ -24,7 +24,26 @@ void ExpertTiers::Add(const LinearBank* bank, std::shared_ptr<PackedExperts> exp
   files_[bank] = std::move(experts);
 }
 
-std::unique_ptr<BlockTier> ExpertTiers::NewBlock(const std::vector<const LinearBank*>& banks) {
+int64_t ExpertTiers::DeviceMemory(int64_t dense) const {
+  if (options_.memory.has_value()) return *options_.memory;
+  // A tenth is left for activations.
+  return std::max<int64_t>(device_->FreeBytes() / 10 * 9 - dense - options_.cache, 0);
+}
+
+void ExpertTiers::UseSlotsOf(ExpertSlotsDevice& device, int64_t experts, int64_t dense) {
+  device_ = &device;
+  if (experts > DeviceMemory(dense)) slots_ = device.NewExpertSlots();
+}
+
+Result<std::unique_ptr<LinearBank>> ExpertTiers::NewBank(Backend& backend, LinearBankShape shape) {
+  return slots_ != nullptr ? slots_->NewBank(std::move(shape))
+                           : backend.NewLinearBank(std::move(shape));
+}
+
+std::unique_ptr<BlockTier> ExpertTiers::NewBlock(const std::vector<LinearBank*>& banks) {
+  if (slots_ != nullptr) {
+    return std::unique_ptr<BlockTier>(new BlockTier(*this, slots_->AddBlock(banks)));
+  }
   std::vector<std::shared_ptr<PackedExperts>> files;
   for (const LinearBank* bank : banks) {
     const auto found = files_.find(bank);
@@ -36,7 +55,8 @@ std::unique_ptr<BlockTier> ExpertTiers::NewBlock(const std::vector<const LinearB
   return block;
 }
 
-void ExpertTiers::FinishLoading(int64_t weight_bytes) {
+absl::Status ExpertTiers::FinishLoading(int64_t weight_bytes) {
+  if (slots_ != nullptr) MOESERVE_RETURN_IF_ERROR(slots_->Start(DeviceMemory(0)));
   std::optional<int64_t> memory = options_.memory;
   if (!memory.has_value() && options_.total.has_value()) {
     memory = *options_.total - (weight_bytes - bytes_);
@@ -51,6 +71,17 @@ void ExpertTiers::FinishLoading(int64_t weight_bytes) {
     }
   }
   dense_.clear();
+  return absl::OkStatus();
+}
+
+TierCounts ExpertTiers::counts() const {
+  if (slots_ == nullptr) return counts_;
+  const ExpertSlotCounts slots = slots_->counts();
+  return {.in_force = slots_->in_force(),
+          .hit_bytes = slots.hit_bytes,
+          .read_bytes = slots.copied_bytes,
+          .expert_bytes = slots_->bytes(),
+          .waves = slots.waves};
 }
 
 void ExpertTiers::Advise(PageAdvice advice) {
@@ -93,6 +124,16 @@ void BlockTier::BeforeProducts(RoutingPlan& plan, bool prompt) {
     if (!prompt) last_chosen_ = chosen_;
   }
   VerifyChosen();
+}
+
+void BlockTier::RunProducts(const RoutingPlan& plan, RoutingPlan& part, bool prompt,
+                            const ExpertSlots::Products& products) {
+  if (tiers_.slots_ != nullptr) {
+    return tiers_.slots_->Run(static_cast<int>(number_), plan, part, products);
+  }
+  BeforeProducts(part, prompt);
+  products(part, 0);
+  AfterProducts();
 }
 
 void BlockTier::RequestLastChosen(int64_t bytes) {

@@ -1,8 +1,9 @@
-// The experts that a model reads from mapped files.
+// The experts that a model reads from mapped files, or from the memory of the host.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "engine/tiers/policy_trial.h"
 #include "engine/tiers/tier_options.h"
 #include "kernels/backend.h"
+#include "kernels/expert_slots.h"
 #include "kernels/weight_pages.h"
 
 namespace moeserve {
@@ -28,10 +30,17 @@ class BlockTier {
   // After the last product.
   void AfterProducts();
 
+  // The same around `products` of the experts that have rows in `part`. With slots of a device,
+  // they may be called for parts of them, as ExpertSlots::Run() does, whose `plan` this is.
+  void RunProducts(const RoutingPlan& plan, RoutingPlan& part, bool prompt,
+                   const ExpertSlots::Products& products);
+
  private:
   friend class ExpertTiers;
   BlockTier(ExpertTiers& tiers, std::vector<std::shared_ptr<PackedExperts>> files, size_t number)
       : tiers_(tiers), files_(std::move(files)), number_(number) {}
+  // A block of slots.
+  BlockTier(ExpertTiers& tiers, int block) : tiers_(tiers), number_(static_cast<size_t>(block)) {}
   // Finds what is missing of the chosen experts.
   void LookForPages();
   // Requests the pages that are missing.
@@ -46,7 +55,7 @@ class BlockTier {
 
   ExpertTiers& tiers_;
   const std::vector<std::shared_ptr<PackedExperts>> files_;  // of the banks of the block
-  const size_t number_;           // ExpertTiers::blocks_[number_] is this
+  const size_t number_;  // ExpertTiers::blocks_[number_] is this; with slots, the block's number
   std::vector<int> last_chosen_;  // by the last step without prompts
   // Of the current plan.
   std::vector<int> chosen_;       // ascending
@@ -62,6 +71,15 @@ class ExpertTiers {
   ExpertTiers(WeightPages* pages, const TierOptions& options)
       : pages_(pages), options_(options), trial_(options.policy) {}
 
+  // Before banks are loaded: says that the routed layers need about `experts` bytes on the device,
+  // and all others `dense`. If they do not all fit, experts lie in the memory of the host, and the
+  // device has slots for them. The device must outlive the object.
+  void UseSlotsOf(ExpertSlotsDevice& device, int64_t experts, int64_t dense);
+  // Makes the bank of a routed layer.
+  Result<std::unique_ptr<LinearBank>> NewBank(Backend& backend, LinearBankShape shape);
+  // Whether steps must not be replayable.
+  bool uses_slots() const { return slots_ != nullptr && slots_->in_force(); }
+
   // Says that `bank` reads its experts from a file, whose checksums are not yet compared. `here`
   // [E] are those that this process computes; empty: all.
   void Add(const LinearBank* bank, std::shared_ptr<PackedExperts> experts,
@@ -69,20 +87,21 @@ class ExpertTiers {
   // Says that a bank reads all of its weights, in every step, from a file.
   void AddDense(std::shared_ptr<PackedExperts> experts) { dense_.push_back(std::move(experts)); }
   // To be called when all banks are added, of which the backend has `weight_bytes`. Decides whether
-  // policies are in force. If so, keeps dense weights in memory, as far as the system allows it.
-  void FinishLoading(int64_t weight_bytes);
+  // policies or slots are in force. If so, keeps dense weights in memory, as far as the system
+  // allows it. Fails if the device has too little memory for slots.
+  absl::Status FinishLoading(int64_t weight_bytes);
 
-  // Returns what a routed layer with these banks calls; null if it reads none from a file. Must not
-  // outlive this object. To be called in the order of the blocks. All blocks must exist while one
-  // of them is called.
-  std::unique_ptr<BlockTier> NewBlock(const std::vector<const LinearBank*>& banks);
+  // Returns what a routed layer with these banks calls; null if it reads none from a file, without
+  // slots. Must not outlive this object. To be called in the order of the blocks. All blocks must
+  // exist while one of them is called.
+  std::unique_ptr<BlockTier> NewBlock(const std::vector<LinearBank*>& banks);
 
   // To be called before each step: applies the policy.
   void BeginStep();
   // To be called after each step.
   void EndStep();
 
-  const TierCounts& counts() const { return counts_; }
+  TierCounts counts() const;
   // Returns the bytes of the experts that this process reads from files.
   int64_t bytes() const { return bytes_; }
 
@@ -94,15 +113,20 @@ class ExpertTiers {
   using Clock = std::chrono::steady_clock;
   void Advise(PageAdvice advice);
 
+  // Returns what the device has for experts beside other weights.
+  int64_t DeviceMemory(int64_t dense) const;
+
   WeightPages* const pages_;
   const TierOptions options_;
   PolicyTrial trial_;
+  ExpertSlotsDevice* device_ = nullptr;
+  std::unique_ptr<ExpertSlots> slots_;  // null: there are none
   std::map<const LinearBank*, std::shared_ptr<PackedExperts>> files_;
   std::vector<std::shared_ptr<PackedExperts>> dense_;
   std::vector<BlockTier*> blocks_;
   int64_t bytes_ = 0;
   bool random_ = false;  // whether the files have the advice of TierPolicy::kAhead
-  TierCounts counts_;
+  TierCounts counts_;    // of files
   absl::Status status_;
   // Of the current step: the bytes of chosen experts, and the time of their products.
   int64_t step_bytes_ = 0;

@@ -75,10 +75,16 @@ absl::Status Fetch(LoadContext& load, const std::string& name, int out_features,
   return absl::OkStatus();
 }
 
+// Makes a bank; `routed` is that of LoadBank().
+Result<std::unique_ptr<LinearBank>> NewBank(LoadContext& load, LinearBankShape shape, bool routed) {
+  if (routed && load.tiers != nullptr) return load.tiers->NewBank(load.backend, std::move(shape));
+  return load.backend.NewLinearBank(std::move(shape));
+}
+
 Result<std::unique_ptr<LinearBank>> FilledBank(LoadContext& load, LinearBankShape shape,
-                                               const std::vector<Weight>& weights) {
+                                               const std::vector<Weight>& weights, bool routed) {
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
-                            load.backend.NewLinearBank(std::move(shape)));
+                            NewBank(load, std::move(shape), routed));
   for (const Weight& w : weights) {
     if (bank->shape().is_absent(w.expert)) continue;
     if (w.integers.has_value()) {
@@ -93,7 +99,8 @@ Result<std::unique_ptr<LinearBank>> FilledBank(LoadContext& load, LinearBankShap
 // `bf16_rows`: a run in bf16 multiplies no f32 rows by the bank. Weights of absent experts are not
 // loaded, but their types count.
 Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape shape,
-                                           const std::vector<Weight>& weights, bool bf16_rows) {
+                                           const std::vector<Weight>& weights, bool bf16_rows,
+                                           bool routed = false) {
   if (shape.quantization != Quantization::kNone) {
     shape.weight_dtype = DType::kBF16;
   } else {
@@ -105,11 +112,12 @@ Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape sh
   if (bf16_rows && load.compute == DType::kBF16 && load.backend.stores_mxfp4() &&
       std::all_of(weights.begin(), weights.end(), is_mxfp4)) {
     shape.mxfp4 = true;
-    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, FilledBank(load, shape, weights));
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
+                              FilledBank(load, shape, weights, routed));
     if (bank->holds_weights()) return bank;
     shape.mxfp4 = false;
   }
-  return FilledBank(load, std::move(shape), weights);
+  return FilledBank(load, std::move(shape), weights, routed);
 }
 
 // One matrix of a bank: the expert and whether it is the gate.
@@ -124,7 +132,7 @@ struct BankMatrix {
 // Returns a bank of FP8 with those of the matrices whose experts are here; null if the run or the
 // files do not permit it for all of them, because the bits of results depend on it.
 Result<std::unique_ptr<LinearBank>> Fp8Bank(LoadContext& load, LinearBankShape shape,
-                                            const std::vector<BankMatrix>& matrices) {
+                                            const std::vector<BankMatrix>& matrices, bool routed) {
   if (!load.keep_fp8 || load.compute != DType::kBF16 || !load.backend.stores_fp8() ||
       shape.quantization != Quantization::kNone || matrices.empty()) {
     return std::unique_ptr<LinearBank>();
@@ -145,7 +153,7 @@ Result<std::unique_ptr<LinearBank>> Fp8Bank(LoadContext& load, LinearBankShape s
   shape.weight_dtype = DType::kBF16;
   shape.fp8 = true;
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
-                            load.backend.NewLinearBank(std::move(shape)));
+                            NewBank(load, std::move(shape), routed));
   for (size_t i = 0; i < matrices.size(); ++i) {
     if (!numbers[i].has_value()) continue;
     bank->LoadFp8(static_cast<int>(matrices[i].expert), matrices[i].half(), 0, *numbers[i]);
@@ -309,6 +317,8 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
   key.shape.bias = bias;
   key.shape.quantization = quantization;
   for (const BankMatrix& m : matrices) key.tensors.push_back(m.name + ".weight");
+  // An expert is loaded at once: a device may pack one after the other.
+  std::ranges::stable_sort(matrices, {}, &BankMatrix::expert);
   return FindOrLoad(load, key, routed, [&]() -> Result<std::unique_ptr<LinearBank>> {
     LinearBankShape shape = key.shape;
     if (routed != nullptr) {
@@ -317,7 +327,8 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
       shape.out_features = routed->WidthsHere(out_features);
       if (in_features.size() > 1) shape.in_features = routed->WidthsHere(in_features);
     }
-    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, Fp8Bank(load, shape, matrices));
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
+                              Fp8Bank(load, shape, matrices, routed != nullptr));
     const auto is_absent = [&out = shape.out_features](const BankMatrix& m) {
       return out[m.expert] == 0;
     };
@@ -334,7 +345,7 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
         if (is_absent(m)) w.numbers.owner = nullptr;
         weights.push_back(std::move(w));
       }
-      MOESERVE_ASSIGN_OR_RETURN(bank, BankOf(load, shape, weights, true));
+      MOESERVE_ASSIGN_OR_RETURN(bank, BankOf(load, shape, weights, true, routed != nullptr));
     }
     for (const BankMatrix& m : matrices) {
       if (!bias || is_absent(m)) continue;

@@ -173,17 +173,19 @@ ExpertSizes ExpertParameters(const ModelSpec& model) {
   });
 }
 
-ExpertSizes ExpertBytes(const ModelSpec& model, Quantization quantization, DType dtype) {
+ExpertSizes ExpertBytes(const ModelSpec& model, Quantization quantization, DType dtype,
+                        int64_t block) {
+  const auto in_blocks = [block](int64_t n) { return (n + block - 1) / block * block; };
   return SumsOfTensors(model, [&](const TensorRequirement& tensor) {
     const Quantization type = QuantizationOf(tensor.name, tensor.shape, quantization);
     if (type != Quantization::kNone && tensor.shape.size() == 2) {
       constexpr int64_t kBytesOfScale = 2;
-      const int64_t columns = tensor.shape[1];
-      return tensor.shape[0] *
+      const int64_t columns = in_blocks(tensor.shape[1]);
+      return in_blocks(tensor.shape[0]) *
              (QuantRowBytes(type, columns) + QuantScales(type, columns) * kBytesOfScale);
     }
     int64_t bytes = static_cast<int64_t>(SizeOf(dtype));
-    for (const int64_t dim : tensor.shape) bytes *= dim;
+    for (const int64_t dim : tensor.shape) bytes *= tensor.shape.size() == 2 ? in_blocks(dim) : dim;
     return bytes;
   });
 }

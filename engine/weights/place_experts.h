@@ -22,7 +22,9 @@ using ExpertSizes = std::map<std::pair<Stack, int>, std::vector<int64_t>>;
 ExpertSizes ExpertParameters(const ModelSpec& model);
 
 // Returns the bytes of the experts if matrices have this quantization and other weights this type.
-ExpertSizes ExpertBytes(const ModelSpec& model, Quantization quantization, DType dtype);
+// The rows and columns of matrices are rounded up to multiples of `block`.
+ExpertSizes ExpertBytes(const ModelSpec& model, Quantization quantization, DType dtype,
+                        int64_t block = 1);
 
 // Returns a digest, in 64 hexadecimal digits, of the model's routed blocks, without those of
 // prediction layers, and of the sizes of their experts: a placement for one model is one for every

@@ -105,6 +105,8 @@ set(MOESERVE_CUDA_SOURCES
   rows/rows.cu
   rows/sampler.cu
   rows/short_convolution.cu
+  slots/expert_slots.cc
+  slots/slot_memory.cc
   states.cc
   step_buffers.cc
   steps.cc

@@ -22,6 +22,7 @@
 #include "kernels/cuda/quantized/linear_mxfp4.h"
 #include "kernels/cuda/rows/rows.h"
 #include "kernels/cuda/rows/sampler.h"
+#include "kernels/cuda/slots/expert_slots.h"
 
 namespace moeserve::cuda {
 namespace {
@@ -196,14 +197,34 @@ Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Allocate(size_t bytes) {
   return std::unique_ptr<DeviceBuffer>(std::make_unique<CudaBuffer>(std::move(memory).value()));
 }
 
-Result<std::unique_ptr<LinearBank>> CudaBackend::NewLinearBank(LinearBankShape shape) {
-  const bool moves = !shape.layer_out_features.empty();
-  Result<std::unique_ptr<CudaLinearBank>> bank = CudaLinearBank::Create(
-      std::move(shape), moves ? BankMemory::kSeparate : BankMemory::kTogether);
-  if (bank.ok() && moves) (*bank)->MoveOn(stream_.get());
+Result<std::unique_ptr<CudaLinearBank>> CudaBackend::MakeBank(LinearBankShape shape,
+                                                              BankMemory memory) {
+  Result<std::unique_ptr<CudaLinearBank>> bank = CudaLinearBank::Create(std::move(shape), memory);
   if (!bank.ok()) return WithBudget(bank.status(), "a layer of the model");
   weight_bytes_ += (*bank)->bytes();
-  return std::unique_ptr<LinearBank>(std::move(bank).value());
+  return bank;
+}
+
+Result<std::unique_ptr<LinearBank>> CudaBackend::NewLinearBank(LinearBankShape shape) {
+  const bool moves = !shape.layer_out_features.empty();
+  MOESERVE_ASSIGN_OR_RETURN(
+      std::unique_ptr<CudaLinearBank> bank,
+      MakeBank(std::move(shape), moves ? BankMemory::kSeparate : BankMemory::kTogether));
+  if (moves) bank->MoveOn(stream_.get());
+  return std::unique_ptr<LinearBank>(std::move(bank));
+}
+
+std::unique_ptr<ExpertSlots> CudaBackend::NewExpertSlots() {
+  return std::make_unique<CudaExpertSlots>(
+      stream_.get(),
+      [this](LinearBankShape shape) { return MakeBank(std::move(shape), BankMemory::kHost); },
+      [this](int64_t bytes) { weight_bytes_ += bytes; });
+}
+
+int64_t CudaBackend::FreeBytes() const {
+  size_t free = 0, total = 0;
+  if (cudaMemGetInfo(&free, &total) != cudaSuccess) return 0;
+  return static_cast<int64_t>(free);
 }
 
 Result<std::unique_ptr<NormBank>> CudaBackend::NewNormBank(NormShape shape,

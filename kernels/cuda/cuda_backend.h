@@ -26,6 +26,7 @@
 #include "kernels/cuda/tuning/product_tuning.h"
 #include "kernels/cuda/tuning/route_tuning.h"
 #include "kernels/cuda/tuning/sampler_tuning.h"
+#include "kernels/expert_slots.h"
 
 namespace moeserve::cuda {
 
@@ -34,7 +35,7 @@ namespace moeserve::cuda {
 // is issued operation by operation and allocates the memory that the shape needs; the second one is
 // captured as a graph; all later ones replay the graph, without a call per operation and without
 // waiting for the host.
-class CudaBackend : public Backend {
+class CudaBackend : public Backend, public ExpertSlotsDevice {
  public:
   // Unavailable if there is no usable device; the message states the cause.
   static Result<std::unique_ptr<Backend>> Create(const BackendOptions& options);
@@ -109,6 +110,9 @@ class CudaBackend : public Backend {
   std::span<const TokenRoutes> CountStep(std::span<const uint8_t> kind) override;
   uint64_t replayed_steps() const override { return replayed_steps_; }
 
+  std::unique_ptr<ExpertSlots> NewExpertSlots() override;
+  int64_t FreeBytes() const override;
+
   bool needs_reservation() const override { return true; }
   void BeginTuning() override;
   absl::Status EndTuning() override;
@@ -176,6 +180,7 @@ class CudaBackend : public Backend {
 
   CudaBackend() = default;
 
+  Result<std::unique_ptr<CudaLinearBank>> MakeBank(LinearBankShape shape, BankMemory memory);
   // Returns `status`. If memory ran out, the message also states the free memory and the memory of
   // the weights.
   absl::Status WithBudget(const absl::Status& status, const std::string& what) const;

@@ -113,9 +113,11 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
       ->envname("MOESERVE_PACKED_CACHE")
       ->capture_default_str();
   app.add_option("--memory", options.memory,
-                 "Memory for experts in the files of --packed-cache, such as 40GiB; default: the "
-                 "control group's limit or the memory of the machine, less the other weights and "
-                 "the KV cache")
+                 "Memory for experts, such as 40GiB. CPU: for those in the files of "
+                 "--packed-cache; default: the control group's limit or the memory of the machine, "
+                 "less the other weights and the KV cache. CUDA: of the device, if not all experts "
+                 "fit; the others lie in the memory of the machine; default: 0.9 of what is free, "
+                 "less the other weights and --kv-cache-memory")
       ->envname("MOESERVE_MEMORY");
   app.add_option("--tier-policy", options.tier_policy,
                  "How experts beyond --memory are read: map: when a product touches them; ahead: "
@@ -268,6 +270,7 @@ Result<TierOptions> ResolveTiers(const ModelOptionsText& options, int64_t cache_
   if (options.tier_policy == "map") tiers.policy = TierPolicy::kMap;
   if (options.tier_policy == "ahead") tiers.policy = TierPolicy::kAhead;
   tiers.read_ahead = int64_t{options.read_ahead_mib} << 20;
+  tiers.cache = cache_bytes;
   if (!options.memory.empty()) {
     auto bytes = ParseBytes(options.memory);
     if (!bytes.ok()) return Prefixed("--memory: ", bytes.status());

@@ -199,8 +199,9 @@ void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats) {
   text.Single("engine_forward_seconds_total", "counter", "Of it, time inside the model.",
               stats.forward_seconds);
   text.Family("tier_bytes_total", "counter",
-              "Bytes of chosen experts in mapped files, if they do not all fit into memory "
-              "(--memory): hit, in memory when their block had been routed; read, not yet.");
+              "Bytes of chosen experts, if they do not all fit into memory (--memory): hit, in "
+              "memory when their block had been routed; read, read from mapped files or copied to "
+              "the device.");
   text.Sample({{"result", "hit"}}, stats.tiers.hit_bytes);
   text.Sample({{"result", "read"}}, stats.tiers.read_bytes);
   text.Single("tier_stall_seconds_total", "counter",

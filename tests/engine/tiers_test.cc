@@ -81,12 +81,12 @@ class BlockTierTest : public ::testing::Test {
     down_ = MakeFile(kTierExperts);
     dense_ = MakeFile(1);
     // The banks are only keys.
-    const auto* const first = reinterpret_cast<const LinearBank*>(&up_);
-    const auto* const second = reinterpret_cast<const LinearBank*>(&down_);
+    auto* const first = reinterpret_cast<LinearBank*>(&up_);
+    auto* const second = reinterpret_cast<LinearBank*>(&down_);
     tiers_->Add(first, up_, here);
     tiers_->Add(second, down_, here);
     tiers_->AddDense(dense_);
-    tiers_->FinishLoading(tiers_->bytes() + 1000);
+    ASSERT_TRUE(tiers_->FinishLoading(tiers_->bytes() + 1000).ok());
     block_ = tiers_->NewBlock({first, second});
     ASSERT_NE(block_, nullptr);
     plan_.num_experts = kTierExperts;
@@ -195,7 +195,8 @@ TEST_F(BlockTierTest, ReadsAheadWhatTheStepBeforeChoseInTheNextBlock) {
   // Room for two experts of a bank.
   Start({.policy = TierPolicy::kAhead, .memory = 1, .read_ahead = 2 * kTierExpertBytes});
   const std::shared_ptr<PackedExperts> file = MakeFile(kTierExperts);
-  const auto* const bank = reinterpret_cast<const LinearBank*>(&file);
+  auto* const bank =
+      reinterpret_cast<LinearBank*>(const_cast<std::shared_ptr<PackedExperts>*>(&file));
   tiers_->Add(bank, file, {});
   const std::unique_ptr<BlockTier> next = tiers_->NewBlock({bank});
   const auto run_next = [&](std::vector<int> chosen) {

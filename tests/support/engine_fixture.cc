@@ -79,6 +79,7 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
   o.context_reason = checkpoint.context_reason;
   MOESERVE_ASSIGN_OR_RETURN(test->backend_, CreateBackend({.device = device, .threads = 2}));
   ModelOptions model_options{.compute = compute, .quantization = quantization};
+  model_options.tiers = ranks.tiers;
   if (ranks.exchange != nullptr) {
     test->placement_ = ExpertPlacement::Balanced(checkpoint.spec, ranks.exchange->ranks());
     model_options.exchange = ranks.exchange;

@@ -73,6 +73,7 @@ struct TestRanks {
   SplitChoice split_head = SplitChoice::kAuto;
   SplitChoice owner_sums = SplitChoice::kAuto;
   std::filesystem::path packed_folder = {};  // of a packed cache; empty: there is none
+  TierOptions tiers = {};
 };
 
 // Opens the packed cache in `folder` for a checkpoint.

@@ -54,8 +54,7 @@ Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const 
   routed->weight_input_ = spec.weight_input;
   routed->body_ = std::move(body);
   if (load.tiers != nullptr) {
-    const std::vector<LinearBank*> banks = routed->body_->banks();
-    routed->tier_ = load.tiers->NewBlock({banks.begin(), banks.end()});
+    routed->tier_ = load.tiers->NewBlock(routed->body_->banks());
   }
   if (load.ranks != nullptr) {
     routed->places_ = std::make_unique<RankPlaces>(*load.ranks, model, block);
@@ -217,20 +216,25 @@ RoutedLayer::Results RoutedLayer::RunExperts(StepContext& ctx, const RoutingPlan
       .plan = placed.parts.joint,
       .rows = ctx.workspace.Take(placed.parts.joint.capacity, width, ctx.activation),
       .sums = placed.sums};
-  if (tier_ != nullptr) {
-    const auto& phases = ctx.batch.phase;
-    tier_->BeforeProducts(here, std::ranges::find(phases, Phase::kPrefill) != phases.end());
-  }
   {
     const Workspace::Scope scope(ctx.workspace);
     const RowsView own = placed.sums.divided()
                              ? ctx.workspace.Take(here.capacity, width, ctx.activation)
                              : results.rows.Rows(placed.parts.first, here.capacity);
-    {
+    const auto run = [&](const RoutingPlan& some, int64_t first) {
       const PartTimer timer(ctx.times, &StepTimes::experts);
-      body_->Run(ctx, here, inputs, own);
+      body_->Run(ctx, some, inputs, own.Rows(first, some.capacity));
+      ctx.left_append = nullptr;  // the keys of all rows are in the cache now
+    };
+    if (tier_ == nullptr) {
+      run(here, 0);
+    } else {
+      // A part for all experts of this place has the first ids of the plan of all.
+      const RoutingPlan& whole = here.row_offsets != nullptr ? here : results.plan;
+      const auto& phases = ctx.batch.phase;
+      const bool prompt = std::ranges::find(phases, Phase::kPrefill) != phases.end();
+      tier_->RunProducts(whole, here, prompt, run);
     }
-    if (tier_ != nullptr) tier_->AfterProducts();
     places_->Collect(ctx, placed, own, results.rows);
   }
   if (all_have_bodies) return results;

@@ -86,7 +86,7 @@ class RoutedLayer {
   std::unique_ptr<Router> router_;
   std::unique_ptr<ExpertBody> body_;
   std::unique_ptr<const ExpertPlaces> places_;
-  std::unique_ptr<BlockTier> tier_;  // null unless experts are read from files
+  std::unique_ptr<BlockTier> tier_;  // null: all experts are in the device's memory
   // The linear layers of the projections before the split into sub-tokens and after the merge;
   // empty if there is no such projection.
   std::vector<std::unique_ptr<LinearBank>> split_;

@@ -63,6 +63,11 @@ Status CheckIntegers(const LinearBankShape& shape) {
 // Returns the number of blocks of 64 inputs of a matrix of FP8, an even number.
 int Fp8Blocks(int in_features) { return 2 * Blocks(in_features, kFp8ScaleInputs); }
 
+// Returns the distance of addresses that may be in different allocations.
+int64_t OffsetOf(const char* address, const char* base) {
+  return reinterpret_cast<intptr_t>(address) - reinterpret_cast<intptr_t>(base);
+}
+
 Status AllocateZeros(DeviceMemory& memory, int64_t bytes) {
   MOESERVE_ASSIGN_OR_RETURN(memory, DeviceMemory::Allocate(static_cast<size_t>(bytes)));
   if (bytes == 0) return absl::OkStatus();
@@ -214,7 +219,7 @@ Status CudaLinearBank::AllocateImages() {
       if (bytes[e] == 0) continue;
       auto image = std::make_shared<DeviceMemory>();
       MOESERVE_RETURN_IF_ERROR(AllocateZeros(*image, bytes[e]));
-      entries_[e].weights = image->as<char>() - table_.as<char>();
+      entries_[e].weights = OffsetOf(image->as<char>(), weights());
       images_[e] = std::move(image);
     }
     return absl::OkStatus();
@@ -245,7 +250,7 @@ Status CudaLinearBank::Place(std::span<const PlacedImage> images, cudaStream_t s
   for (const auto& [expert, image] : images) {
     const auto e = static_cast<size_t>(expert);
     MOESERVE_CHECK(reinterpret_cast<uintptr_t>(image) % kImageAlignment == 0, "an aligned image");
-    entries_[e].weights = image == nullptr ? 0 : image - weights();
+    entries_[e].weights = image == nullptr ? 0 : OffsetOf(image, weights());
     placed_[e] = image != nullptr;
   }
   // A copy, not a kernel: what follows may read the table before it waits for an earlier kernel.

@@ -100,6 +100,12 @@ GivenRoutes UniformRoutes(int64_t rows, int routes, int experts) {
   return given;
 }
 
+// Returns whether products may be measured with rows of any expert.
+bool HasAllExperts(const LinearBank* linear) {
+  const auto& bank = static_cast<const CudaLinearBank&>(*linear);
+  return !bank.may_lack_experts() && bank.memory() != BankMemory::kHost;
+}
+
 // Returns the candidate of a pair of products: 0 for two kernels, or the number of the tile, which
 // is not kAuto.
 int CandidateOf(std::optional<FusedTile> tile) { return tile ? static_cast<int>(*tile) : 0; }
@@ -265,8 +271,8 @@ LinearTile ProductTuning::Tile(const LinearArgs& args) {
   const SiteKey key = KeyOf(args);
   const int site = SiteOf(key);
   // Rows of absent experts cannot be multiplied, so products of such banks are not measured; what
-  // was measured with all experts is used for them.
-  if (records_ && !BankOf(args).may_lack_experts() && !TilesThatFit(args).empty()) {
+  // was measured with all experts is used for them. The same holds for experts that come and go.
+  if (records_ && HasAllExperts(args.bank) && !TilesThatFit(args).empty()) {
     Recorded& r = recorded_[key];
     const int64_t rows = args.plan != nullptr ? args.plan->rows : args.input.rows;
     if (rows > r.rows) {
@@ -291,8 +297,7 @@ std::optional<FusedTile> ProductTuning::Fused(const FusedExpertArgs& args) {
   if (records_) {
     std::vector<Pair>& pairs = pairs_[key];  // may stay empty
     const auto same = [&](const Pair& p) { return p.up == args.up; };
-    const bool all_here = !static_cast<const CudaLinearBank&>(*args.up).may_lack_experts() &&
-                          !static_cast<const CudaLinearBank&>(*args.down).may_lack_experts();
+    const bool all_here = HasAllExperts(args.up) && HasAllExperts(args.down);
     if (all_here && std::none_of(pairs.begin(), pairs.end(), same)) {
       pairs.push_back({args.up, args.down});
     }
