@@ -647,8 +647,9 @@ absl::Status Model::CheckTaking(const ExpertPlacement::Blocks& missing) const {
       if (Movable(bank) != nullptr && Movable(bank)->CanTake()) continue;
       return absl::FailedPreconditionError(
           Concat("block ", key.second, ": experts cannot be moved here, because ",
-                 Movable(bank) == nullptr ? "the device cannot take them"
-                                          : "the block's experts are read from mapped files or copied into slots"));
+                 Movable(bank) == nullptr
+                     ? "the device cannot take them"
+                     : "the block's experts are read from mapped files or copied into slots"));
     }
   }
   return absl::OkStatus();

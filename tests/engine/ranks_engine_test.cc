@@ -2,205 +2,16 @@
 // an engine alone.
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <memory>
-#include <thread>
 
-#include "engine/ranks/follower.h"
-#include "engine/ranks/leader.h"
 #include "engine/ranks/rebalancer.h"
-#include "kernels/exchange/loopback_transport.h"
-#include "kernels/exchange/message_exchange.h"
-#include "model_loaders/checkpoint/loader.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/golden.h"
 #include "tests/support/native_model.h"
+#include "tests/support/ranked_engine.h"
 
 namespace moeserve::testing {
 namespace {
-
-constexpr StepLimits kStepLimits{
-    .tokens = 4096, .sequences = 256, .pages = 4096, .changes = 1 << 16};
-
-struct RankedModel {
-  const char* name;
-  const char* folder;
-  Quantization quantization = Quantization::kNone;
-  bool predictions = false;
-  bool pair = false;  // an encoder and a decoder
-};
-void PrintTo(const RankedModel& m, std::ostream* out) { *out << m.name; }
-
-// The files and the backend from which a rank loads experts that are moved to it.
-struct ExpertFiles {
-  static absl::Status Open(const RankedModel& model, ExpertFiles& files) {
-    LoadOptions load{.require_tokenizer = false};
-    load.predictions = model.predictions;
-    MOESERVE_ASSIGN_OR_RETURN(files.checkpoint, LoadCheckpoint(SourcePath(model.folder), load));
-    MOESERVE_ASSIGN_OR_RETURN(files.backend, CreateBackend({.device = TestDevice(), .threads = 1}));
-    return absl::OkStatus();
-  }
-  ExpertSource source() const {
-    return {.weights = checkpoint.weights.get(), .backend = backend.get(), .bytes_per_second = 0};
-  }
-  Checkpoint checkpoint;
-  std::unique_ptr<Backend> backend;
-};
-
-// A leader that announces, every third step, a placement with each expert of one block on the next
-// rank.
-class MovingLeader final : public StepListener {
- public:
-  MovingLeader(Leader& leader, bool moves) : leader_(leader), moves_(moves) {}
-  void Loaded(Model& model) override { leader_.Loaded(model); }
-  void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
-                  const PredictionSources& sources, const StepDivision& division) override {
-    if (moves_ && ++steps_ % 3 == 0) {
-      const auto [placement, busy] = leader_.placement();
-      EXPECT_FALSE(busy) << "step " << steps_;
-      ExpertPlacement::Blocks blocks = placement->blocks();
-      const int ranks = placement->ranks();
-      const auto moved =
-          std::next(blocks.begin(), placement->version() % static_cast<uint32_t>(blocks.size()));
-      for (HolderSet& h : moved->second) {
-        h = (h << 1 | h >> (ranks - 1)) & ((HolderSet{1} << ranks) - 1);
-      }
-      leader_.Announce(
-          std::make_shared<ExpertPlacement>(ranks, std::move(blocks), placement->version() + 1));
-    }
-    leader_.BeforeStep(kind, batch, cache, sources, division);
-  }
-  absl::Status AfterStep(uint64_t checksum, const absl::Status& own) override {
-    return leader_.AfterStep(checksum, own);
-  }
-  int steps() const { return steps_; }
-
- private:
-  Leader& leader_;
-  const bool moves_;
-  int steps_ = 0;
-};
-
-enum class Moves {
-  kNone,
-  kAlways,      // experts change ranks all the time
-  kImpossible,  // they should, but no rank has files to load them from
-  kRefused,     // no rank has files, and the test says when they should
-};
-
-// What the ranks divide beside the experts.
-struct Splits {
-  SplitChoice rows = SplitChoice::kAuto, head = SplitChoice::kAuto, sums = SplitChoice::kAuto;
-};
-
-struct RanksSetting {
-  Splits splits = {};
-  Moves moves = Moves::kNone;
-  std::filesystem::path packed_folder = {};  // of a packed cache; empty: there is none
-};
-
-// An engine at rank 0 and followers on threads.
-class RankedEngine {
- public:
-  static std::unique_ptr<RankedEngine> Start(const RankedModel& model, const EngineOptions& options,
-                                             int ranks, const RanksSetting& setting = {}) {
-    auto ranked = std::make_unique<RankedEngine>();
-    const absl::Status opened = ExpertFiles::Open(model, ranked->files_);
-    EXPECT_TRUE(opened.ok()) << opened;
-    std::vector<std::unique_ptr<Transport>> transports = LoopbackTransports(ranks);
-    for (int r = 1; r < ranks; ++r) {
-      ranked->followers_.emplace_back(
-          [&model, setting, transport = std::move(transports[static_cast<size_t>(r)])]() mutable {
-            const absl::Status status = Follow(model, setting, std::move(transport));
-            EXPECT_TRUE(status.ok()) << status;
-          });
-    }
-    const MessageExchange::Options checked{.timeout = absl::Seconds(100), .check_order = true};
-    ranked->exchange_ = std::make_unique<MessageExchange>(std::move(transports[0]), checked);
-    ranked->leader_ =
-        std::make_unique<Leader>(*ranked->exchange_, SourceOf(ranked->files_, setting.moves));
-    ranked->moving_ = std::make_unique<MovingLeader>(
-        *ranked->leader_, setting.moves == Moves::kAlways || setting.moves == Moves::kImpossible);
-    auto engine = TestEngine::Start(SourcePath(model.folder), options, Compute(model), TestDevice(),
-                                    model.quantization, {}, model.predictions,
-                                    {.exchange = ranked->exchange_.get(),
-                                     .listener = ranked->moving_.get(),
-                                     .load_watch = &ranked->watch_,
-                                     .split_rows = setting.splits.rows,
-                                     .split_head = setting.splits.head,
-                                     .owner_sums = setting.splits.sums,
-                                     .packed_folder = setting.packed_folder});
-    EXPECT_TRUE(engine.ok()) << engine.status();
-    if (engine.ok()) ranked->engine_ = *std::move(engine);
-    return ranked;
-  }
-  ~RankedEngine() {
-    engine_.reset();
-    EXPECT_TRUE(exchange_->status().ok()) << exchange_->status();
-    leader_->StopFollowers();
-    for (std::thread& follower : followers_) follower.join();
-  }
-
-  TestEngine& engine() { return *engine_; }
-  // How many placements have been used.
-  int placements() const { return static_cast<int>(leader_->placement().first->version()); }
-  int steps() const { return moving_->steps(); }
-  Leader& leader() { return *leader_; }
-  const LoadWatch& watch() const { return watch_; }
-  const ModelSpec& spec() const { return files_.checkpoint.spec; }
-  bool started() const { return engine_ != nullptr; }
-  static DType Compute(const RankedModel& model) {
-    return model.quantization == Quantization::kNone ? DType::kF32 : DType::kBF16;
-  }
-
- private:
-  static ExpertSource SourceOf(const ExpertFiles& files, Moves moves) {
-    if (moves == Moves::kImpossible || moves == Moves::kRefused) return {};
-    ExpertSource source = files.source();
-    source.waits = moves == Moves::kAlways;
-    return source;
-  }
-  static absl::Status Follow(const RankedModel& model, const RanksSetting& setting,
-                             std::unique_ptr<Transport> transport) {
-    MessageExchange exchange(std::move(transport),
-                             {.timeout = absl::Seconds(100), .check_order = true});
-    ExpertFiles files;
-    MOESERVE_RETURN_IF_ERROR(ExpertFiles::Open(model, files));
-    Follower follower(exchange, kStepLimits, SourceOf(files, setting.moves));
-    LoadOptions load{.require_tokenizer = false};
-    load.predictions = model.predictions;
-    MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
-                              LoadCheckpoint(SourcePath(model.folder), load));
-    MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend,
-                              CreateBackend({.device = TestDevice(), .threads = 1}));
-    const ExpertPlacement placement = ExpertPlacement::Balanced(checkpoint.spec, exchange.ranks());
-    std::unique_ptr<PackedCache> packed;
-    if (!setting.packed_folder.empty()) {
-      MOESERVE_ASSIGN_OR_RETURN(packed, OpenPacked(setting.packed_folder, checkpoint, *backend));
-    }
-    MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> loaded,
-                              Model::Create(checkpoint.spec,
-                                            {.compute = Compute(model),
-                                             .quantization = model.quantization,
-                                             .exchange = &exchange,
-                                             .placement = &placement,
-                                             .split_rows = setting.splits.rows,
-                                             .split_head = setting.splits.head,
-                                             .owner_sums = setting.splits.sums,
-                                             .listener = &follower},
-                                            *checkpoint.weights, *backend, packed.get()));
-    EXPECT_TRUE(packed == nullptr || packed->found() > 0);
-    return follower.Run(*loaded);
-  }
-
-  std::unique_ptr<MessageExchange> exchange_;
-  ExpertFiles files_;
-  LoadWatch watch_;
-  std::unique_ptr<Leader> leader_;
-  std::unique_ptr<MovingLeader> moving_;
-  std::unique_ptr<TestEngine> engine_;
-  std::vector<std::thread> followers_;
-};
 
 class RanksEngineTest : public ::testing::TestWithParam<RankedModel> {
  protected:
@@ -268,9 +79,9 @@ TEST_P(RanksEngineTest, AnswersAndStatisticsAreThoseOfOneProcess) {
   Answers alone;
   ExpertStats expected;
   {
-    const auto engine = TestEngine::Start(SourcePath(GetParam().folder), Options(),
-                                          RankedEngine::Compute(GetParam()), TestDevice(),
-                                          GetParam().quantization, {}, GetParam().predictions);
+    const auto engine =
+        TestEngine::Start(SourcePath(GetParam().folder), Options(), GetParam().compute(),
+                          TestDevice(), GetParam().quantization, {}, GetParam().predictions);
     ASSERT_TRUE(engine.ok()) << engine.status();
     one_sequence = (*engine)->BytesFor(64);
     alone = OneAfterAnother(**engine);
@@ -314,9 +125,9 @@ TEST_P(RanksEngineTest, AnswersAndStatisticsAreThoseOfOneProcess) {
 TEST_P(RanksEngineTest, AnswersAreTheSameWhileExpertsMove) {
   Answers alone;
   {
-    const auto engine = TestEngine::Start(SourcePath(GetParam().folder), Options(),
-                                          RankedEngine::Compute(GetParam()), TestDevice(),
-                                          GetParam().quantization, {}, GetParam().predictions);
+    const auto engine =
+        TestEngine::Start(SourcePath(GetParam().folder), Options(), GetParam().compute(),
+                          TestDevice(), GetParam().quantization, {}, GetParam().predictions);
     ASSERT_TRUE(engine.ok()) << engine.status();
     alone = OneAfterAnother(**engine);
   }
@@ -350,9 +161,9 @@ TEST_P(RanksEngineTest, ExpertsOfMappedFilesStay) {
   const TempFolder folder;
   Answers alone;
   {
-    const auto engine = TestEngine::Start(
-        SourcePath(GetParam().folder), Options(), RankedEngine::Compute(GetParam()), "cpu",
-        GetParam().quantization, {}, GetParam().predictions, {.packed_folder = folder.path()});
+    const auto engine = TestEngine::Start(SourcePath(GetParam().folder), Options(),
+                                          GetParam().compute(), "cpu", GetParam().quantization, {},
+                                          GetParam().predictions, {.packed_folder = folder.path()});
     ASSERT_TRUE(engine.ok()) << engine.status();
     alone = OneAfterAnother(**engine);
   }

@@ -215,4 +215,12 @@ void GatherLargeParts(Exchange& exchange) {
   Gather(exchange, bytes, 3);
 }
 
+void ExchangeLargeParts(Exchange& exchange) {
+  const auto ranks = static_cast<size_t>(exchange.ranks());
+  std::vector<std::vector<int64_t>> bytes(ranks, std::vector<int64_t>(ranks, int64_t{1} << 20));
+  bytes[0][1] = (int64_t{1} << 31) + 12345;
+  bytes[1][0] = (int64_t{1} << 30) + 1;
+  AllToAll(exchange, bytes, 4);
+}
+
 }  // namespace moeserve

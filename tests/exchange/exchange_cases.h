@@ -20,5 +20,7 @@ const std::vector<ExchangeCase>& ExchangeCases();
 
 // Gathers parts that have more than 2^31 bytes together and, with two ranks, each alone.
 void GatherLargeParts(Exchange& exchange);
+// An all-to-all with a part of more than 2^31 bytes.
+void ExchangeLargeParts(Exchange& exchange);
 
 }  // namespace moeserve

@@ -9,6 +9,7 @@ folder of the stand-in for NCCL.
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ import threading
 import time
 import unittest
 
-from mpi_runs import ROOT, Server, is_running, run, wait_until
+from mpi_runs import ROOT, Server, is_running, program_of_another_commit, run, wait_until
 from server_test import LOST, MODELS, bodies, selections, without_times
 
 PROGRAM = None
@@ -71,8 +72,8 @@ class RanksTest(unittest.TestCase):
                 process.kill()
             process.wait(10)
 
-    def ranked(self, rank, *words, of=None, key=None):
-        return [*alone(*words), "--ranks", TRANSPORT, "--rank", str(rank), "--of",
+    def ranked(self, rank, *words, of=None, key=None, program=None):
+        return [str(program or PROGRAM), *alone(*words)[1:], "--ranks", TRANSPORT, "--rank", str(rank), "--of",
                 str(of or RANKS), "--rank-link", f"127.0.0.1:{self.port}", "--rank-key-file",
                 str(key or self.key)]
 
@@ -149,11 +150,77 @@ class Commands(RanksTest):
         self.expect_error(results[1:], f"rank 0 at 127.0.0.1:{self.port}: it has another key")
         self.expect_error(results[:1], "1 connections had another key")
 
-    def test_another_model(self):
-        other = ("generate", "--quiet", "-m", f"{MODELS}/moa", "--prompt", "Once")
-        commands = [self.ranked(0, *self.WORDS), *(self.ranked(r, *other)
-                                                   for r in range(1, RANKS))]
-        self.expect_error(self.run_all(*commands), f"rank 1 on {HOST}: model files")
+    def test_the_start_fails_once_and_everywhere(self):
+        damaged = self.folder / "damaged"
+        shutil.copytree(ROOT / MODELS / "mh-moe", damaged)
+        os.truncate(damaged / "model.safetensors", 1000)
+
+        def with_model(path):
+            at = self.WORDS.index("-m") + 1
+            return (*self.WORDS[:at], str(path), *self.WORDS[at + 1:])
+
+        differ = [((*self.WORDS, "--dtype", "bf16"), "--dtype: expected "),
+                  ((*self.WORDS, "--cpu-isa", "plain"), "instruction set: expected "),
+                  (with_model(f"{MODELS}/moa"), "model files")]
+        fail = [(with_model(f"{MODELS}/none"), f"{MODELS}/none"),
+                (with_model(damaged), "model.safetensors: ")]
+        if TRANSPORT == "nccl":
+            del differ[1]  # of CPUs
+        for words, text in differ + fail:
+            for who in (0, RANKS - 1):
+                with self.subTest(text=text, who=who):
+                    results = self.run_with_one(who, words)
+                    # The others are compared with rank 0.
+                    named = 1 if who == 0 and (words, text) in differ else who
+                    self.expect_error(results, f"rank {named} on {HOST}: ")
+                    self.expect_error(results, text)
+
+    def run_with_one(self, who, words, program=None):
+        """Starts ranks of which one has other words, or another program."""
+        return self.run_all(*(self.ranked(r, *(words if r == who else self.WORDS),
+                                          program=program if r == who else None)
+                              for r in range(RANKS)))
+
+    def test_another_commit(self):
+        other = program_of_another_commit(PROGRAM, self.folder)
+        if other is None:
+            self.skipTest("the program knows no commit")
+        for who in (0, RANKS - 1):
+            with self.subTest(who=who):
+                self.expect_error(self.run_with_one(who, self.WORDS, other),
+                                  f"rank {who or 1} on {HOST}: commit: expected ")
+
+    def test_strangers_do_not_disturb_the_start(self):
+        expected = run(alone(*self.WORDS))
+        leader = self.start(self.ranked(0, *self.WORDS))
+        held = []
+        self.addCleanup(lambda: [connection.close() for connection in held])
+        for data in (b"", b"\xff" * 4, b"GET / HTTP/1.1\r\n\r\n", os.urandom(100000)) * 10:
+            self.assertTrue(wait_until(lambda: self.connect(held), 60))
+            with contextlib.suppress(OSError):
+                held[-1].sendall(data)
+        results = self.finish([leader, *(self.start(self.ranked(r, *self.WORDS))
+                                         for r in range(1, RANKS))])
+        for status, _, errors in results:
+            self.assertEqual(status, 0, errors)
+        self.assertEqual(results[0][1], expected.stdout)
+
+    def connect(self, held):
+        """Adds a connection to rank 0; returns whether it listens."""
+        try:
+            held.append(socket.create_connection(("127.0.0.1", self.port), 10))
+        except OSError:
+            return False
+        return True
+
+    def test_a_port_in_use(self):
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", self.port))
+            other.listen()
+            results = self.run_all(*(self.ranked(r, *self.WORDS, "--rank-start-timeout", 5)
+                                     for r in range(RANKS)))
+        self.expect_error(results[:1], f"cannot listen on 127.0.0.1:{self.port}: ")
+        self.expect_error(results[1:], f"rank 0 at 127.0.0.1:{self.port}: no meeting within 5s")
 
     def test_options_that_do_not_fit(self):
         for words, text in ((("--ranks", TRANSPORT), "--of: expected the number of processes"),

@@ -2,9 +2,11 @@
 
 import os
 import pathlib
+import re
+import shutil
 import tempfile
 
-from mpi_runs import run
+from mpi_runs import ROOT, program_of_another_commit, run
 from server_test import MODELS, RanksTest
 
 
@@ -38,24 +40,47 @@ class Commands(RanksTest):
                                  "--max-num-seqs", 1, "--text", text, "--owner-sums", sums)
 
     def test_the_start_fails_once_and_everywhere(self):
-        good = ("generate", "--quiet", "-m", f"{MODELS}/mh-moe", "--prompt", "Once")
-        missing = ("generate", "--quiet", "-m", f"{MODELS}/none", "--prompt", "Once")
-        other = ("generate", "--quiet", "-m", f"{MODELS}/moa", "--prompt", "Once")
-        for first, others, expected in (
-                (good, (*good, "--dtype", "bf16"), "rank 1 on {}: --dtype: expected auto"),
-                (good, (*good, "--no-rank-checksums"),
-                 "rank 1 on {}: --no-rank-checksums: expected off"),
-                (good, (*good, "--cpu-isa", "plain"), "rank 1 on {}: instruction set: expected"),
-                (good, (*good, "--owner-sums", "on"), "rank 1 on {}: --owner-sums: expected auto"),
-                (good, other, "rank 1 on {}: model files"),
-                (good, missing, "rank 1 on {}: " + f"{MODELS}/none"),
-                (missing, good, "rank 0 on {}: " + f"{MODELS}/none")):
-            with self.subTest(expected=expected):
-                ended = run(self.runs.different(first, others))
-                self.assertEqual(ended.returncode, 1, ended.stderr)
-                errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-                self.assertEqual(len(errors), 1, ended.stderr)
-                self.assertIn(expected.format(os.uname().nodename), errors[0])
+        model = ("generate", "--quiet", "--prompt", "Once", "-m")
+        good = (*model, f"{MODELS}/mh-moe")
+        ranks = self.runs.ranks
+        with tempfile.TemporaryDirectory() as folder:
+            damaged = pathlib.Path(folder) / "damaged"
+            shutil.copytree(f"{ROOT}/{MODELS}/mh-moe", damaged)
+            os.truncate(damaged / "model.safetensors", 1000)
+            cases = [((*good, "--dtype", "bf16"), "--dtype: expected {}auto{}, found {}bf16"),
+                     ((*good, "--no-rank-checksums"),
+                      "--no-rank-checksums: expected {}off{}, found {}on"),
+                     ((*good, "--cpu-isa", "plain"), "instruction set: expected "),
+                     ((*good, "--owner-sums", "on"), "--owner-sums: expected {}auto{}, found {}on"),
+                     ((*model, f"{MODELS}/moa"), "model files"),
+                     ((*model, f"{MODELS}/none"), f"{MODELS}/none"),
+                     ((*model, damaged), "model.safetensors: ")]
+            other = program_of_another_commit(self.runs.program, folder)
+            if other is not None:
+                cases.append(((other, *good), "commit: expected "))
+            for words, expected in cases:
+                for who in (0, ranks - 1):
+                    with self.subTest(expected=expected, who=who):
+                        every = [words if r == who else good for r in range(ranks)]
+                        self.expect_one_error(every, who, expected)
+
+    def expect_one_error(self, every, who, expected):
+        """Starts ranks of which one differs, or cannot start."""
+        ended = run(self.runs.different(every))
+        self.assertEqual(ended.returncode, 1, ended.stderr)
+        errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+        self.assertEqual(len(errors), 1, ended.stderr)
+        host = os.uname().nodename
+        differs = "expected " in expected or expected == "model files"
+        # The others are compared with rank 0.
+        named = 1 if differs and who == 0 else who
+        self.assertIn(f"error: rank {named} on {host}: ", errors[0])
+        if "{" in expected:
+            found = re.search(": expected (.*) as rank 0 on .*, found (.*)$", errors[0])
+            values = re.search("expected {}(.*){}, found {}(.*)$", expected).groups()
+            self.assertEqual(found.groups(), values if who > 0 else values[::-1], errors[0])
+            expected = expected.split("{")[0]
+        self.assertIn(expected, errors[0])
 
     def test_serve_refuses_several_models(self):
         ended = run(self.runs.ranked("serve", "--model", f"a={MODELS}/moa", "--model",

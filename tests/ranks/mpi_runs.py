@@ -27,7 +27,8 @@ class Runs:
 
     def launcher(self, count):
         if self.namespaces is not None:
-            return self.namespaces.launcher(self.mpiexec, count)
+            # Each namespace would have its rank on the first core, as a machine of its own.
+            return [*self.namespaces.launcher(self.mpiexec, count), "--bind-to", "none"]
         # mpirun refuses root and more ranks than cores unless it is told. Containers often forbid
         # that a process reads the memory of another one.
         return [self.mpiexec, "--allow-run-as-root", "--oversubscribe", "--mca",
@@ -39,10 +40,32 @@ class Runs:
     def ranked(self, *words, count=None):
         return [*self.launcher(count or self.ranks), *self.alone(*words), "--ranks", "mpi"]
 
-    def different(self, first, others):
-        """A command in which rank 0 has other words than the others."""
-        return [*self.launcher(1), *self.alone(*first), "--ranks", "mpi", ":", "-n",
-                str(self.ranks - 1), *self.alone(*others), "--ranks", "mpi"]
+    def different(self, words):
+        """A command in which rank r has words[r]; if they begin with a path, that of a program."""
+        command = self.launcher(1)
+        for rank, own in enumerate(words):
+            program = [] if not isinstance(own[0], pathlib.Path) else [own[0]]
+            whole = [*self.alone(*own[len(program):]), "--ranks", "mpi"]
+            command += [*([":", "-n", "1"] if rank > 0 else []), *(program or whole[:1]), *whole[1:]]
+        return [str(word) for word in command]
+
+
+def program_of_another_commit(program, folder):
+    """Writes a copy of a program that says that it is of another commit; None if it knows none."""
+    with contextlib.suppress(OSError):
+        text = (pathlib.Path(program).parent / "server/commit.inc").read_text()
+        commit = text.split('"')[1].encode()
+        code = pathlib.Path(program).read_bytes()
+        if commit and code.count(commit) == 1:
+            other = pathlib.Path(folder) / "moeserve"
+            other.write_bytes(code.replace(commit, commit[::-1]))
+            other.chmod(0o755)
+            # The library is found beside the program.
+            library = pathlib.Path(program).resolve().parent / "libmoeserve_mpi.so"
+            if library.exists():
+                (other.parent / library.name).symlink_to(library)
+            return other
+    return None
 
 
 def run(command, timeout=120):

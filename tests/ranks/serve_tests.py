@@ -3,30 +3,13 @@
 import json
 import os
 import pathlib
-import shutil
 import signal
-import string
 import threading
 import time
 
-from mpi_runs import ROOT, is_running, run, wait_until
+from mpi_runs import is_running, run, wait_until
+from random_models import random_model
 from server_test import LOST, MODELS, ServerTest, bodies, selections, value_of, without_times
-
-
-def random_hybrid(folder):
-    """Writes a random LFM2 with a tokenizer of words and letters; returns its path."""
-    model = pathlib.Path(folder) / "lfm2-moe"
-    source = ROOT / "tests/golden/families/lfm2-moe"
-    model.mkdir()
-    for file in ("config.json", "model.safetensors"):
-        shutil.copy(source / file, model)
-    letters = string.ascii_lowercase
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *("##" + c for c in letters),
-             "cat", "dog", "once", "there", "time", "tree", "upon", "was"]
-    size = json.loads((source / "config.json").read_text())["vocab_size"]
-    words += [f"word{i}" for i in range(len(words), size)]
-    (model / "vocab.txt").write_text("\n".join(words) + "\n")
-    return model
 
 
 class Serve(ServerTest):
@@ -37,7 +20,7 @@ class Serve(ServerTest):
         self.compare_with_one_process("--no-rank-checksums")
 
     def test_a_recurrent_hybrid(self):
-        self.compare_with_one_process(model=random_hybrid(self.folder.name))
+        self.compare_with_one_process(model=random_model(self.folder.name, "lfm2-moe"))
 
     def test_an_encoder_and_a_decoder(self):
         self.compare_with_one_process(model=f"{MODELS}/moa-translator")

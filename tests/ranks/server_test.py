@@ -49,6 +49,11 @@ def value_of(metrics, name):
     return float(re.search(f"^moeserve_{name} (.*)$", metrics, re.MULTILINE)[1])
 
 
+def value_with_labels(metrics, name):
+    """The value of a metric with labels, of which there is one line."""
+    return float(re.search(rf"^moeserve_{name}{{.*}} (.*)$", metrics, re.MULTILINE)[1])
+
+
 def selections(server):
     """The lines of /metrics that count the rows of each expert."""
     return [line for line in server.call("/metrics")[1].splitlines()
