@@ -26,8 +26,9 @@ struct ModelOptions {
   // If not kNone, the matrices of experts and projections are stored as integers of this type, an
   // untied LM head as int8 (QuantizationOf()), and `compute` must be kBF16.
   Quantization quantization = Quantization::kNone;
-  // Whether experts whose matrices the files store as FP8 are computed from these numbers and their
-  // scales, if `compute` is kBF16 and the backend stores_fp8(). Otherwise they are rounded to bf16.
+  // Whether matrices of attention, feed-forward layers and experts that the files store as FP8 are
+  // computed from these numbers and their scales, if `compute` is kBF16 and the backend
+  // stores_fp8(). Otherwise they are rounded to bf16.
   bool keep_fp8 = false;
   // The ranks that compute the model together, and the experts that each of them has; both must
   // outlive the model. Null: this process computes everything. With ranks, all of them must call

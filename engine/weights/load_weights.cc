@@ -120,11 +120,13 @@ Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape sh
   return FilledBank(load, std::move(shape), weights, routed);
 }
 
-// One matrix of a bank: the expert and whether it is the gate.
+// One matrix of a bank: the expert, whether it is the gate, and its place in the expert's outputs.
 struct BankMatrix {
   size_t expert;
   bool gate;
   std::string name;  // of its tensors, without ".weight" or ".bias"
+  int row_begin = 0;
+  std::optional<int> rows = {};  // empty: all outputs of the expert
 
   LinearBank::Half half() const { return gate ? LinearBank::Half::kGate : LinearBank::Half::kMain; }
 };
@@ -142,9 +144,10 @@ Result<std::unique_ptr<LinearBank>> Fp8Bank(LoadContext& load, LinearBankShape s
   std::vector<std::optional<Fp8Matrix>> numbers;
   for (const BankMatrix& m : matrices) {
     const int e = static_cast<int>(m.expert);
-    MOESERVE_ASSIGN_OR_RETURN(std::optional<Fp8Matrix> matrix,
-                              load.source.GetFp8(m.name + ".weight", {layer.out_features[m.expert],
-                                                                      layer.in_features_of(e)}));
+    MOESERVE_ASSIGN_OR_RETURN(
+        std::optional<Fp8Matrix> matrix,
+        load.source.GetFp8(m.name + ".weight", {m.rows.value_or(layer.out_features[m.expert]),
+                                                layer.in_features_of(e)}));
     if (!matrix.has_value()) return std::unique_ptr<LinearBank>();
     some_absent = some_absent || shape.is_absent(e);
     if (shape.is_absent(e)) matrix.reset();
@@ -156,7 +159,8 @@ Result<std::unique_ptr<LinearBank>> Fp8Bank(LoadContext& load, LinearBankShape s
                             NewBank(load, std::move(shape), routed));
   for (size_t i = 0; i < matrices.size(); ++i) {
     if (!numbers[i].has_value()) continue;
-    bank->LoadFp8(static_cast<int>(matrices[i].expert), matrices[i].half(), 0, *numbers[i]);
+    bank->LoadFp8(static_cast<int>(matrices[i].expert), matrices[i].half(), matrices[i].row_begin,
+                  *numbers[i]);
   }
   if (bank->holds_weights()) return bank;
   // Other ranks do not know that this one has found a NaN.
@@ -188,7 +192,8 @@ RoutedExperts LoadContext::ExpertsOf(const ModelSpec& model, int block) const {
 }
 
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
-                                               const std::vector<LinearPart>& parts) {
+                                               const std::vector<LinearPart>& parts,
+                                               bool bf16_rows) {
   const Quantization quantization = QuantizationOf(
       parts[0].prefix + ".weight", {parts[0].out_features, in_features}, load.quantization);
   int total = 0;
@@ -205,22 +210,31 @@ Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_feature
   }
   shape.out_features = {total};
   return FindOrLoad(load, key, nullptr, [&]() -> Result<std::unique_ptr<LinearBank>> {
-    std::vector<Weight> weights;
+    std::vector<BankMatrix> matrices;
     int row = 0;
     for (const LinearPart& p : parts) {
-      Weight w{0, LinearBank::Half::kMain, row, std::nullopt, {}};
-      MOESERVE_RETURN_IF_ERROR(
-          Fetch(load, p.prefix + ".weight", p.out_features, in_features, quantization, w));
-      weights.push_back(std::move(w));
+      matrices.push_back({0, false, p.prefix, row, p.out_features});
       row += p.out_features;
     }
-    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
-                              BankOf(load, key.shape, weights, false));
+    std::unique_ptr<LinearBank> bank;
+    if (bf16_rows) {
+      MOESERVE_ASSIGN_OR_RETURN(bank, Fp8Bank(load, key.shape, matrices));
+    }
+    if (bank == nullptr) {
+      std::vector<Weight> weights;
+      for (const BankMatrix& m : matrices) {
+        Weight w{0, LinearBank::Half::kMain, m.row_begin, std::nullopt, {}};
+        MOESERVE_RETURN_IF_ERROR(
+            Fetch(load, m.name + ".weight", *m.rows, in_features, quantization, w));
+        weights.push_back(std::move(w));
+      }
+      MOESERVE_ASSIGN_OR_RETURN(bank, BankOf(load, key.shape, weights, false));
+    }
     for (size_t i = 0; i < parts.size(); ++i) {
       if (!parts[i].bias) continue;
       MOESERVE_ASSIGN_OR_RETURN(HostTensor b,
                                 load.source.Get(parts[i].bias_name(), {parts[i].out_features}));
-      bank->LoadBias(0, LinearBank::Half::kMain, weights[i].row_begin, b);
+      bank->LoadBias(0, LinearBank::Half::kMain, matrices[i].row_begin, b);
     }
     return bank;
   });
@@ -253,7 +267,7 @@ Result<std::unique_ptr<LinearBank>> LoadLinearOutputs(LoadContext& load, int in_
 }
 
 Result<StackedLinear> StackedLinear::Load(LoadContext& load, int in_features,
-                                          const std::vector<LinearPart>& parts) {
+                                          const std::vector<LinearPart>& parts, bool bf16_rows) {
   const auto type_of = [&](const LinearPart& part) {
     return QuantizationOf(part.prefix + ".weight", {part.out_features, in_features},
                           load.quantization);
@@ -268,7 +282,8 @@ Result<StackedLinear> StackedLinear::Load(LoadContext& load, int in_features,
       run.push_back(parts[end]);
       columns += parts[end].out_features;
     }
-    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, LoadLinear(load, in_features, run));
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
+                              LoadLinear(load, in_features, run, bf16_rows));
     linear.products_.push_back({std::move(bank), column, columns});
     column += columns;
     begin = end;

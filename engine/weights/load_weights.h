@@ -69,9 +69,11 @@ struct LinearPart {
 };
 
 // Loads a dense linear layer whose parts all have the same QuantizationOf(), and whose outputs are
-// the outputs of `parts`, one after the other.
+// the outputs of `parts`, one after the other. `bf16_rows`: a run in bf16 multiplies only bf16 rows
+// by the layer, so that weights of FP8 may stay as stored (ModelOptions::keep_fp8).
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
-                                               const std::vector<LinearPart>& parts);
+                                               const std::vector<LinearPart>& parts,
+                                               bool bf16_rows = false);
 
 // Loads the outputs [first, first + count), at least one, of such a layer with a single part.
 // Without a packed cache.
@@ -81,9 +83,9 @@ Result<std::unique_ptr<LinearBank>> LoadLinearOutputs(LoadContext& load, int in_
 // A dense linear layer whose parts may have different types of weights. Immutable after loading.
 class StackedLinear {
  public:
-  // The outputs are those of `parts`, one after the other.
+  // The outputs are those of `parts`, one after the other. `bf16_rows` is that of LoadLinear().
   static Result<StackedLinear> Load(LoadContext& load, int in_features,
-                                    const std::vector<LinearPart>& parts);
+                                    const std::vector<LinearPart>& parts, bool bf16_rows = false);
   // `norm` is that of LinearArgs.
   void Run(Backend& backend, const RowsView& input, const RowsView& output,
            const AddNormArgs* norm = nullptr) const;

@@ -123,8 +123,10 @@ add() {
     IFS=$'\t' read -r last target < <(awk -F'\t' -v name="$1" -v unit="$5" \
       '$1 == name && $4 == unit {print $2 "\t" $3; exit}' "$here/predictions.tsv")
     : "${last:=-}" "${target:=-}"
-    # Above 1, it is better than predicted.
-    [[ $last != - ]] && ratio=$(awk -v a="$4" -v b="$last" -v unit="$5" \
+    # Above 1, it is better than predicted. What has no last result is compared with its aim.
+    local predicted=$last
+    [[ $last != - ]] || predicted=$target
+    [[ $predicted != - ]] && ratio=$(awk -v a="$4" -v b="$predicted" -v unit="$5" \
       'BEGIN {printf "%.2f", unit == "us" ? (a > 0 ? b / a : 0) : (b > 0 ? a / b : 0)}')
   fi
   printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$4" "$5" "$last" "$target" \

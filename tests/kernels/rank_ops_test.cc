@@ -21,9 +21,10 @@ namespace {
 // Copies 4-byte elements from device memory.
 template <typename T>
 std::vector<T> Words(Backend& backend, const T* from, int64_t count) {
+  if (count == 0) return {};
   std::vector<float> bits(static_cast<size_t>(count));
   const RowsView row{const_cast<std::remove_const_t<T>*>(from), DType::kF32, 1, count, count};
-  if (count > 0) backend.CopyToHost(row, bits);
+  backend.CopyToHost(row, bits);
   std::vector<T> words(bits.size());
   std::memcpy(words.data(), bits.data(), bits.size() * sizeof(float));
   return words;

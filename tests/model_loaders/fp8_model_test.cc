@@ -49,27 +49,36 @@ TEST(Fp8Model, StoredNumbersAreThoseOfTheWidenedMatrix) {
   }
 }
 
-// Experts of FP8 differ from those rounded to bf16 by this rounding alone; a row's results do not
+// Matrices of FP8 differ from those rounded to bf16 by this rounding alone; a row's results do not
 // depend on the other rows of its step.
-TEST(Fp8Model, KeptExpertsAreNearThoseRoundedToBf16) {
-  // One layer of qwen3-moe-fp8 has six experts, each of the other model's three layers has eight.
-  for (const auto& [family, matrices] :
-       {std::pair<std::string, int>{"qwen3-moe-fp8", 2 * 6}, {"deepseek-v3-biases-fp8", 2 * 24}}) {
+TEST(Fp8Model, KeptMatricesAreNearThoseRoundedToBf16) {
+  struct Kept {
+    std::string family;
+    bool rounds;  // the files have smaller rectangles of scales than can be kept
+    // Blocks of 64 outputs of what is kept: in the layers' attention, and in their experts or
+    // feed-forward layer.
+    int attention, experts;
+  };
+  for (const auto& [family, rounds, attention, experts] :
+       {// q, k and v take two blocks, o one; one of two layers has six experts.
+        Kept{"qwen3-moe-fp8", true, 2 * (2 + 1), 2 * 6},
+        // Queries (1 + 2), latent vector, o, and two matrices for each of four heads.
+        Kept{"deepseek-v3-biases-fp8", true, 3 * (3 + 1 + 1 + 2 * 4), 3 * 2 * 8},
+        Kept{"llama-fp8-shards", false, 2 * (1 + 1), 2 * (2 + 1)}}) {
     SCOPED_TRACE(family);
     const auto folder = SourcePath("tests/golden/families/" + family);
     const auto answers = ReadFamilyAnswers(folder);
     ASSERT_TRUE(answers.ok()) << answers.status();
     const auto load = [&](bool keep) {
       return ModelRunner::Load(folder,
-                               {.compute = DType::kBF16, .keep_fp8 = keep, .round_to_fp8 = true});
+                               {.compute = DType::kBF16, .keep_fp8 = keep, .round_to_fp8 = rounds});
     };
     const auto kept = load(true), widened = load(false);
     ASSERT_TRUE(kept.ok()) << kept.status();
     ASSERT_TRUE(widened.ok()) << widened.status();
     const bool stores = (*kept)->backend().stores_fp8();
-    // An expert has two matrices of at most 64 x 64. 32 inputs take a pair of blocks as FP8, one
-    // block as bf16.
-    const int64_t more = stores ? matrices * (2 * 4224 - 8192) : 0;
+    // No matrix has more than 64 inputs, which take a pair of blocks as FP8, one block as bf16.
+    const int64_t more = stores ? (attention + experts) * (2 * 4224 - 8192) : 0;
     EXPECT_EQ((*kept)->backend().weight_bytes(), (*widened)->backend().weight_bytes() + more);
     float largest = 0.0f;
     for (int p = 0; p < answers->prompts; ++p) {

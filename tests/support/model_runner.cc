@@ -82,7 +82,10 @@ class RunnerWeights : public WeightSource {
 
  private:
   bool Rounds(std::string_view name, const std::vector<int64_t>& shape) const {
-    return round_to_fp8_ && shape.size() == 2 && name.find(".experts.") != std::string_view::npos &&
+    const auto has = [name](std::string_view part) {
+      return name.find(part) != std::string_view::npos;
+    };
+    return round_to_fp8_ && shape.size() == 2 && (has(".experts.") || has(".attention.")) &&
            name.ends_with(".weight");
   }
 

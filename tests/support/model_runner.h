@@ -36,8 +36,8 @@ struct RunnerOptions {
   SplitChoice split_head = SplitChoice::kAuto;  // if divided, only the leader returns logits
   SplitChoice owner_sums = SplitChoice::kAuto;
   bool keep_fp8 = false;  // ModelOptions::keep_fp8
-  // Rounds the matrices of experts to FP8 with a scale for 128 columns of a row, as which they can
-  // be kept.
+  // Rounds the matrices of experts and of attention to FP8 with a scale for 128 columns of a row,
+  // as which they can be kept.
   bool round_to_fp8 = false;
   std::optional<bool> mxfp4 = std::nullopt;  // replaces HostTensor::mxfp4 of all weights
 };

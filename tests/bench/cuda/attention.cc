@@ -323,7 +323,8 @@ void AddAttentionCases(bool tiny, std::vector<Case>& cases) {
               Cluster{"/cluster8", cuda::AttentionSplits::kCluster8},
               Cluster{"/cluster16", cuda::AttentionSplits::kCluster16}}) {
           const bool candidate = !cluster.name.empty();
-          if (candidate && !tiny && !first) continue;
+          // Clusters take no latent vectors.
+          if (candidate && (shape.latent_dim > 0 || (!tiny && !first))) continue;
           cases.push_back(
               {"attention/" + shape.name + "/B" + std::to_string(batch) + "L" +
                    std::to_string(context) + cluster.name,

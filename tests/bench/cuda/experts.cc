@@ -18,6 +18,15 @@ namespace {
 
 enum class Kind { kPair, kFused, kLayer };
 
+// Kernels of the products to measure beside the built-in choice. A product that they cannot compute
+// has the built-in choice. `fused` is for Kind::kFused.
+struct Candidate {
+  std::string name;  // the end of the case's name; empty: the built-in choice
+  cuda::LinearTile tile = cuda::LinearTile::kAuto;
+  cuda::TileOrder order = cuda::TileOrder::kAuto;
+  cuda::FusedTile fused = cuda::FusedTile::kAuto;
+};
+
 constexpr uint64_t kInputSeed = 77;
 constexpr uint64_t kAttendedSeed = 78;
 constexpr int kMaxSets = 64;
@@ -62,8 +71,13 @@ Result<std::shared_ptr<Sets>> MakeSets(Bench& bench, const ExpertShape& shape) {
 // memory for all results.
 class ExpertRun {
  public:
-  ExpertRun(Bench& bench, const ExpertShape& shape, Kind kind, int tokens)
-      : bench_(bench), shape_(shape), kind_(kind), rows_(tokens * shape.heads) {}
+  ExpertRun(Bench& bench, const ExpertShape& shape, Kind kind, int tokens,
+            const Candidate& candidate = {})
+      : bench_(bench),
+        shape_(shape),
+        kind_(kind),
+        rows_(tokens * shape.heads),
+        candidate_(candidate) {}
 
   Result<Measured> Run() {
     MOESERVE_RETURN_IF_ERROR(Prepare());
@@ -75,7 +89,8 @@ class ExpertRun {
     for (int i = 0; i < count_; ++i) Enqueue(i);
     MOESERVE_RETURN_IF_ERROR(bench_.Synchronize());
     Enqueue(0);
-    MOESERVE_RETURN_IF_ERROR(kind_ == Kind::kPair ? CheckPair() : CheckAgainstPair());
+    const bool is_pair = kind_ == Kind::kPair && candidate_.name.empty();
+    MOESERVE_RETURN_IF_ERROR(is_pair ? CheckPair() : CheckAgainstPair());
     Measured m;
     MOESERVE_ASSIGN_OR_RETURN(m.timing, bench_.Time(count_, [this](int i) { Enqueue(i); }));
     Account(m);
@@ -159,26 +174,42 @@ class ExpertRun {
                                     bench_.stream());
   }
 
-  void Pair(int set) {
-    RowsView hidden{hidden_.data(), shape_.hidden_dtype(), int64_t{rows_} * shape_.k_max(), widest_,
-                    widest_};
-    cuda::LaunchLinear({.bank = &sets_->up[set]->bank(),
-                        .plan = &plans_[set],
-                        .gather = true,
-                        .input = InputView(),
-                        .output = hidden,
-                        .activation = shape_.activation,
-                        .pad_output = true},
-                       bench_.stream());
+  LinearArgs UpArgs(int set) const {
+    return {.bank = &sets_->up[set]->bank(),
+            .plan = &plans_[set],
+            .gather = true,
+            .input = InputView(),
+            .output = {hidden_.data(), shape_.hidden_dtype(), int64_t{rows_} * shape_.k_max(),
+                       widest_, widest_},
+            .activation = shape_.activation,
+            .pad_output = true};
+  }
+  LinearArgs DownArgs(int set) const {
+    RowsView hidden = UpArgs(set).output;
     if (shape_.attention) {
       hidden.data = attended_.data();
       hidden.dtype = DType::kBF16;
     }
-    cuda::LaunchLinear({.bank = &sets_->down[set]->bank(),
-                        .plan = &plans_[set],
-                        .input = hidden,
-                        .output = ResultView()},
-                       bench_.stream());
+    return {.bank = &sets_->down[set]->bank(),
+            .plan = &plans_[set],
+            .input = hidden,
+            .output = ResultView()};
+  }
+
+  // Whether the product is computed by the kernel of `candidate`.
+  static bool Uses(const LinearArgs& args, const Candidate& candidate) {
+    const std::vector<cuda::LinearTile> tiles = cuda::LinearTilesThatFit(args);
+    return std::find(tiles.begin(), tiles.end(), candidate.tile) != tiles.end();
+  }
+
+  void Pair(int set, const Candidate& candidate) {
+    for (const LinearArgs& args : {UpArgs(set), DownArgs(set)}) {
+      if (Uses(args, candidate)) {
+        cuda::LaunchLinear(args, candidate.tile, bench_.stream(), candidate.order);
+      } else {
+        cuda::LaunchLinear(args, bench_.stream());
+      }
+    }
   }
 
   cuda::FusedExpertArgs FusedArgs(int set) const {
@@ -196,9 +227,8 @@ class ExpertRun {
   bool LayerFuses() const { return LayerTile().has_value(); }
 
   void Fused(int set) {
-    const cuda::FusedTile tile = kind_ == Kind::kLayer
-                                     ? LayerTile().value_or(cuda::FusedTile::kAuto)
-                                     : cuda::FusedTile::kAuto;
+    const cuda::FusedTile tile =
+        kind_ == Kind::kLayer ? LayerTile().value_or(cuda::FusedTile::kAuto) : candidate_.fused;
     cuda::LaunchFusedExpert(FusedArgs(set), tile, bench_.stream());
   }
 
@@ -207,7 +237,7 @@ class ExpertRun {
     if (kind_ == Kind::kFused || (kind_ == Kind::kLayer && LayerFuses())) {
       Fused(set);
     } else {
-      Pair(set);
+      Pair(set, candidate_);
     }
     if (kind_ != Kind::kLayer) return;
     cuda::LaunchCombine({.plan = &plans_[set], .results = ResultView(), .output = OutputView()},
@@ -286,8 +316,8 @@ class ExpertRun {
     return std::sqrt(sum / static_cast<double>(values.size()));
   }
 
-  // Checks that the fused kernel or the layer has the same results as the two separate products,
-  // and then checks the results of these products.
+  // Checks that the candidate, the fused kernel or the layer has the same results as the two
+  // separate products by the built-in choice, and then checks the results of these products.
   absl::Status CheckAgainstPair() {
     const int64_t count = int64_t{offsets_[0].back()} * shape_.width;
     MOESERVE_ASSIGN_OR_RETURN(const std::vector<Bf16> results,
@@ -296,7 +326,7 @@ class ExpertRun {
     MOESERVE_RETURN_IF_ERROR(
         cuda::CudaStatus(cudaMemsetAsync(results_.data(), 0xff, results_.bytes(), bench_.stream()),
                          "cudaMemsetAsync"));
-    Pair(0);
+    Pair(0, {});
     MOESERVE_RETURN_IF_ERROR(CheckPair());
     MOESERVE_ASSIGN_OR_RETURN(const std::vector<Bf16> pair,
                               bench_.Download<Bf16>(results_.data(), count));
@@ -375,12 +405,17 @@ class ExpertRun {
     m.more = {{"rows", rows_},      {"routes", routes},
               {"experts_hit", hit}, {"weight_mb", weights / 1e6},
               {"fused", fused},     {"bound_is_fused", bound_is_fused}};
+    if (kind_ == Kind::kPair && !candidate_.name.empty()) {
+      m.more["up_as_named"] = Uses(UpArgs(0), candidate_);
+      m.more["down_as_named"] = Uses(DownArgs(0), candidate_);
+    }
   }
 
   Bench& bench_;
   const ExpertShape& shape_;
   const Kind kind_;
   const int rows_;
+  const Candidate candidate_;
   int count_ = 0;
   int64_t widest_ = 0;
   std::shared_ptr<Sets> sets_;
@@ -394,12 +429,40 @@ class ExpertRun {
   std::vector<int32_t> row_of_;                // row of each assignment in set 0
 };
 
-void Add(const ExpertShape& shape, Kind kind, int tokens, int priority, std::vector<Case>& cases) {
-  const char* family = kind == Kind::kPair ? "experts" : kind == Kind::kFused ? "fused" : "moe";
-  cases.push_back({std::string(family) + "/" + shape.name + "/T" + std::to_string(tokens), priority,
-                   [shape, kind, tokens](Bench& bench) {
-                     return ExpertRun(bench, shape, kind, tokens).Run();
-                   }});
+void Add(const ExpertShape& shape, Kind kind, int tokens, int priority, std::vector<Case>& cases,
+         const Candidate& candidate = {}) {
+  const char* family = !candidate.name.empty() ? "tiles"
+                       : kind == Kind::kPair   ? "experts"
+                       : kind == Kind::kFused  ? "fused"
+                                               : "moe";
+  cases.push_back(
+      {std::string(family) + "/" + shape.name + "/T" + std::to_string(tokens) + candidate.name,
+       priority, [shape, kind, tokens, candidate](Bench& bench) {
+         return ExpertRun(bench, shape, kind, tokens, candidate).Run();
+       }});
+}
+
+// What the built-in choice never takes, beside what it takes, for many rows per expert.
+void AddCandidates(const ExpertShape& shape, int tokens, std::vector<Case>& cases) {
+  using cuda::LinearTile;
+  const auto add = [&](const Candidate& c) { Add(shape, Kind::kPair, tokens, 0, cases, c); };
+  add({.name = "/warpgroup256", .tile = LinearTile::kWarpgroup256});
+  add({.name = "/warpgroup256fixed",
+       .tile = LinearTile::kWarpgroup256,
+       .order = cuda::TileOrder::kFixed});
+  add({.name = "/warpgroup192x192", .tile = LinearTile::kWarpgroup192x192});
+  add({.name = "/warpgroup256pair", .tile = LinearTile::kWarpgroup256Pair});
+  add({.name = "/warpgroup192x192pair", .tile = LinearTile::kWarpgroup192x192Pair});
+  const auto is_short = [](int inputs) { return inputs <= 512; };
+  if (is_short(shape.width) || std::all_of(shape.hidden.begin(), shape.hidden.end(), is_short)) {
+    add({.name = "/stationary", .tile = LinearTile::kStationary});
+  }
+  if (shape.heads == 1) return;
+  for (const cuda::FusedTile tile : {cuda::FusedTile::kMma, cuda::FusedTile::kWarpgroup}) {
+    Add(shape, Kind::kFused, tokens, 0, cases,
+        {.name = "/fused_" + std::string(cuda::kFusedTileNames[static_cast<size_t>(tile)]),
+         .fused = tile});
+  }
 }
 
 }  // namespace
@@ -411,6 +474,7 @@ void AddExpertCases(bool tiny, std::vector<Case>& cases) {
         for (const Kind kind : {Kind::kPair, Kind::kLayer}) Add(shape, kind, tokens, 0, cases);
       }
       if (shape.heads > 1) Add(shape, Kind::kFused, 5, 0, cases);
+      AddCandidates(shape, 5, cases);
       continue;
     }
     for (const int tokens : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192}) {
@@ -419,6 +483,7 @@ void AddExpertCases(bool tiny, std::vector<Case>& cases) {
       Add(shape, Kind::kPair, tokens, first ? 0 : 1, cases);
       Add(shape, Kind::kLayer, tokens, first ? 0 : 1, cases);
       if (shape.heads > 1 && tokens >= 256) Add(shape, Kind::kFused, tokens, first ? 0 : 1, cases);
+      if (tokens == 1024 || tokens == 4096) AddCandidates(shape, tokens, cases);
     }
   }
 }

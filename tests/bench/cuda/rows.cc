@@ -131,7 +131,11 @@ struct SampleKind {
   float min_p;
 };
 
-Result<Measured> SampleCase(Bench& bench, int rows, int vocabulary, const SampleKind& kind) {
+// `blocks`: of a row; ChooseSampleBlocks() if it is 0 or the device does not have such clusters.
+Result<Measured> SampleCase(Bench& bench, int rows, int vocabulary, const SampleKind& kind,
+                            int blocks = 0) {
+  const std::vector<int> counts = cuda::SampleBlockCounts(vocabulary);
+  if (std::find(counts.begin(), counts.end(), blocks) == counts.end()) blocks = 0;
   Measured m;
   m.work.bytes = 4.0 * rows * vocabulary;
   const int sets = SetsFor(bench, m.work.bytes);
@@ -153,7 +157,8 @@ Result<Measured> SampleCase(Bench& bench, int rows, int vocabulary, const Sample
                         .count = rows,
                         .logits = logits.as<float>() + i * count,
                         .stride = vocabulary,
-                        .vocabulary = vocabulary},
+                        .vocabulary = vocabulary,
+                        .blocks = blocks},
                        bench.stream());
   };
   for (int i = 0; i < sets; ++i) enqueue(i);
@@ -192,6 +197,7 @@ Result<Measured> SampleCase(Bench& bench, int rows, int vocabulary, const Sample
   }
   MOESERVE_ASSIGN_OR_RETURN(m.timing, bench.Time(sets, enqueue));
   m.rotated_bytes = m.work.bytes * sets;
+  m.more = {{"blocks", blocks == 0 ? cuda::ChooseSampleBlocks(rows, vocabulary) : blocks}};
   return m;
 }
 
@@ -226,6 +232,14 @@ void AddRowCases(bool tiny, std::vector<Case>& cases) {
         cases.push_back({"sample/" + std::string(kind.name) + size(vocabulary) + "/B" + size(rows),
                          tiny || (rows == 128 && vocabulary == 32000) ? 0 : 1,
                          [=](Bench& bench) { return SampleCase(bench, rows, vocabulary, kind); }});
+        if (std::string_view(kind.name) != "topp" || (!tiny && vocabulary < 100000)) continue;
+        for (const int blocks : {1, 4, 8, 16}) {
+          cases.push_back({"sample/" + std::string(kind.name) + size(vocabulary) + "/B" +
+                               size(rows) + "/blocks" + size(blocks),
+                           tiny ? 0 : 1, [=](Bench& bench) {
+                             return SampleCase(bench, rows, vocabulary, kind, blocks);
+                           }});
+        }
       }
     }
   }
