@@ -218,7 +218,7 @@ Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_feature
     }
     std::unique_ptr<LinearBank> bank;
     if (bf16_rows) {
-      MOESERVE_ASSIGN_OR_RETURN(bank, Fp8Bank(load, key.shape, matrices));
+      MOESERVE_ASSIGN_OR_RETURN(bank, Fp8Bank(load, key.shape, matrices, /*routed=*/false));
     }
     if (bank == nullptr) {
       std::vector<Weight> weights;
