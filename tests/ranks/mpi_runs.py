@@ -143,12 +143,12 @@ class Server:
         finally:
             connection.close()
 
-    def complete(self, bodies):
+    def complete(self, bodies, timeout=60):
         """Sends requests at the same time and returns their answers, in the order of `bodies`."""
         answers = [None] * len(bodies)
 
         def send(i):
-            answers[i] = self.call("/v1/completions", bodies[i])
+            answers[i] = self.call("/v1/completions", bodies[i], timeout)
 
         threads = [threading.Thread(target=send, args=(i,)) for i in range(len(bodies))]
         for thread in threads:
