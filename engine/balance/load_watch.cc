@@ -32,6 +32,11 @@ void LoadWatch::Add(std::pair<Stack, int> block, std::span<const int32_t> rows, 
   counted.steps = counted.steps * kDecay + 1.0;
 }
 
+void LoadWatch::Clear() {
+  const MutexLock lock(mutex_);
+  blocks_.clear();
+}
+
 double LoadWatch::imbalance() const {
   const MutexLock lock(mutex_);
   double sum = 0.0;

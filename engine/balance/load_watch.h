@@ -30,6 +30,9 @@ class LoadWatch {
   // `imbalance`.
   void Add(std::pair<Stack, int> block, std::span<const int32_t> rows, double imbalance);
 
+  // Forgets what was counted, such as trials before requests run.
+  void Clear();
+
   // Returns the mean over the blocks of the mean imbalance of their last steps; 0 if there were
   // none.
   double imbalance() const;

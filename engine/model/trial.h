@@ -2,6 +2,7 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "engine/model/model.h"
 #include "kernels/kv_cache_storage.h"
 
@@ -12,5 +13,10 @@ namespace moeserve {
 // file is damaged (Model::CheckFiles()). To be called after Model::Reserve() and before requests
 // run.
 absl::Status TryModel(Model& model, KvCacheStorage& cache, StateStorage* states);
+
+// Runs a step of one text with `rows` tokens, or as many as the cache has room for, and returns its
+// time. A step that takes long runs again, and the first time does not count: then weights and
+// memory are touched for the first time. Otherwise as TryModel(); results are not looked at.
+absl::Duration TimeLongStep(Model& model, KvCacheStorage& cache, StateStorage* states, int rows);
 
 }  // namespace moeserve

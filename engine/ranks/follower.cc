@@ -194,6 +194,7 @@ absl::Status Follower::Run(Model& model) {
       return ImpossibleStep(Concat("number ", message.number, " after ", number_));
     }
     number_ = message.number;
+    if (message.timeout_ms > 0) exchange_.SetTimeout(absl::Milliseconds(message.timeout_ms));
     for (const StorageChange& change : message.changes) {
       MOESERVE_RETURN_IF_ERROR(Apply(model, change));
     }

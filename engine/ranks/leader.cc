@@ -1,6 +1,7 @@
 #include "engine/ranks/leader.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -47,6 +48,14 @@ void Leader::Drops(uint64_t storage) {
 void Leader::Send(StepMessage message) {
   message.number = ++number_;
   message.changes = std::exchange(changes_, {});
+  {
+    const MutexLock lock(mutex_);
+    if (timeout_ > absl::ZeroDuration()) {
+      exchange_.SetTimeout(timeout_);
+      message.timeout_ms = static_cast<uint32_t>(absl::ToInt64Milliseconds(timeout_));
+      timeout_ = absl::ZeroDuration();
+    }
+  }
   std::string bytes = Serialize(message);
   uint64_t size = bytes.size();
   exchange_.BroadcastWhenever({reinterpret_cast<char*>(&size), sizeof(size)});
@@ -65,6 +74,22 @@ void Leader::Announce(std::shared_ptr<const ExpertPlacement> placement) {
 std::pair<std::shared_ptr<const ExpertPlacement>, bool> Leader::placement() const {
   const MutexLock lock(mutex_);
   return {used_, announced_ || wanted_ != nullptr};
+}
+
+absl::Duration Leader::longest_step() const {
+  const MutexLock lock(mutex_);
+  return longest_step_;
+}
+
+void Leader::LimitWaits(absl::Duration timeout) {
+  constexpr absl::Duration kMost = absl::Milliseconds(UINT32_MAX);
+  const MutexLock lock(mutex_);
+  timeout_ = std::clamp(timeout, absl::Milliseconds(1), kMost);
+}
+
+void Leader::Timed(absl::Duration longest) {
+  const MutexLock lock(mutex_);
+  longest_step_ = longest;
 }
 
 void Leader::Loaded(Model& model) {

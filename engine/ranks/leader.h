@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "base/mutex.h"
 #include "engine/ranks/moving_experts.h"
 #include "engine/ranks/step_message.h"
@@ -37,10 +38,17 @@ class Leader final : public StepListener, public StorageObserver {
   // before the model is loaded. Any thread may call this.
   std::pair<std::shared_ptr<const ExpertPlacement>, bool> placement() const;
 
+  // Returns what Timed() was told; 0 before. Any thread may call this.
+  absl::Duration longest_step() const;
+  // From the next step on, a rank that others wait for longer than this is lost, on all ranks. Any
+  // thread may call this.
+  void LimitWaits(absl::Duration timeout);
+
   // Tells the followers to end. No step may follow.
   void StopFollowers();
 
   void Loaded(Model& model) override;
+  void Timed(absl::Duration longest) override;
   void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
                   const PredictionSources& sources, const StepDivision& division) override;
   absl::Status AfterStep(uint64_t checksum, const absl::Status& own) override;
@@ -72,8 +80,10 @@ class Leader final : public StepListener, public StorageObserver {
   std::shared_ptr<const ExpertPlacement> used_ ABSL_GUARDED_BY(mutex_);
   bool announced_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
-  uint64_t number_ = 0;                 // of the last step
-  std::vector<StorageChange> changes_;  // since the last step
+  absl::Duration longest_step_ ABSL_GUARDED_BY(mutex_);
+  absl::Duration timeout_ ABSL_GUARDED_BY(mutex_);  // that followers do not know yet; 0: none
+  uint64_t number_ = 0;                             // of the last step
+  std::vector<StorageChange> changes_;              // since the last step
   std::map<uint64_t, KvCacheStorage*> caches_;
   std::map<uint64_t, StateStorage*> states_;
   std::map<uint64_t, PageTables> tables_;  // of caches_

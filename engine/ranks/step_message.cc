@@ -10,7 +10,7 @@ namespace moeserve {
 namespace {
 
 constexpr uint32_t kStepMagic = 0x5073656D;  // "mesP"
-constexpr uint32_t kStepVersion = 4;
+constexpr uint32_t kStepVersion = 5;
 
 struct StepHeader {
   uint32_t magic = kStepMagic;
@@ -225,6 +225,7 @@ void GetBatchFields(FieldReader& in, const StepLimits& limits, StepMessage& m) {
   m.source_rows = in.ArrayOf<int32_t>("source rows", tokens, true);
   m.predicted = in.Get<uint8_t>("predicted");
   m.divide_rows = in.Get<uint8_t>("division of rows");
+  m.timeout_ms = in.Get<uint32_t>("time-out");
   m.logit_rows = in.Array<int32_t>("rows of logits", static_cast<int64_t>(tokens));
   for (size_t i = 0; i < m.logit_rows.size(); ++i) {
     const int32_t least = i == 0 ? 0 : m.logit_rows[i - 1] + 1;
@@ -282,6 +283,7 @@ std::string Serialize(const StepMessage& m) {
   body.Add(m.source_rows);
   body.Add(m.predicted);
   body.Add(m.divide_rows);
+  body.Add(m.timeout_ms);
   body.Add(m.logit_rows);
   body.Add(static_cast<uint64_t>(m.controls.size()));
   for (const std::optional<RoutingChange>& control : m.controls) AddRoutingChange(body, control);

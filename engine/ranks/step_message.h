@@ -73,7 +73,9 @@ struct StepMessage {
   std::vector<int32_t> state_slots = {}, keep = {}, snapshot = {}, pending = {};
   std::vector<int32_t> source_rows = {};  // kPredict
   uint8_t predicted = 0;
-  uint8_t divide_rows = 0;               // Batch::divide_rows
+  uint8_t divide_rows = 0;  // Batch::divide_rows
+  // From this step on, a rank for which another one waits longer is lost. 0: as before.
+  uint32_t timeout_ms = 0;
   std::vector<int32_t> logit_rows = {};  // ascending
   // The version of the placement of experts in this step and those that follow.
   uint32_t placement_version = 1;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "absl/time/time.h"
 #include "base/status.h"
 #include "engine/step/batch.h"
 
@@ -32,6 +33,9 @@ class StepListener {
   virtual ~StepListener() = default;
   // Called when the model has been loaded, before its first step.
   virtual void Loaded(Model& /*model*/) {}
+  // Called once, before requests run, with the time of a step that had as many rows as one can
+  // have.
+  virtual void Timed(absl::Duration /*longest*/) {}
   // Called before the step does anything. `sources` is empty unless `kind` is kPredict.
   virtual void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
                           const PredictionSources& sources, const StepDivision& division) = 0;

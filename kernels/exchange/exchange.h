@@ -109,6 +109,10 @@ class Exchange {
   // size on all ranks; `all` has ranks() times this size at the leader and is empty on others.
   virtual void GatherAtLeader(std::span<const char> own, std::span<char> all) = 0;
 
+  // From the next call on, a rank that a function waits for longer than this is lost. An exchange
+  // without deadlines ignores it.
+  virtual void SetTimeout(absl::Duration /*timeout*/) {}
+
   // Declares a rank lost. The first loss is the one that status() reports.
   virtual void Lose(int rank, std::string_view reason) = 0;
   // OK, or Unavailable "rank 2 was lost: REASON"; Internal if ranks called different functions.

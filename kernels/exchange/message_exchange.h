@@ -48,6 +48,10 @@ class MessageExchange : public Exchange {
   // called before other threads use the object.
   void SetNames(std::vector<std::string> names) { names_ = std::move(names); }
 
+  void SetTimeout(absl::Duration timeout) override { options_.timeout = timeout; }
+  // Of the next call; for the thread that calls the functions of an exchange.
+  absl::Duration timeout() const { return options_.timeout; }
+
   int rank() const override { return transport_->rank(); }
   int ranks() const override { return transport_->ranks(); }
   void StartGather(void* buffer, std::span<const int64_t> bytes) override;

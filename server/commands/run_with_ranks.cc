@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <string>
@@ -43,6 +44,30 @@ StartFacts ProgramFacts(const ModelOptionsText& options) {
   }
   facts.emplace_back("--ignore-config", std::move(ignored));
   return facts;
+}
+
+// mpirun without --ranks mpi is an easy mistake.
+void WarnOfMpirun() {
+  const char* const ranks = std::getenv("OMPI_COMM_WORLD_SIZE");
+  const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (ranks == nullptr || rank == nullptr || std::atoi(ranks) < 2 || std::atoi(rank) != 0) return;
+  std::fprintf(stderr,
+               "warning: mpirun has started %d processes, but without --ranks mpi each of them "
+               "works alone\n",
+               std::atoi(ranks));
+}
+
+// Without --ranks, a process that shall be one of several would compute and serve alone.
+absl::Status CheckAlone(const RankOptions& options) {
+  const char* const given = options.rank >= 0            ? "--rank"
+                            : options.of != 0            ? "--of"
+                            : !options.key_file.empty()  ? "--rank-key-file"
+                            : !options.link.empty()      ? "--rank-link"
+                            : !options.placement.empty() ? "--placement"
+                                                         : nullptr;
+  if (given == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      Concat(given, ": expected --ranks mpi, tcp or nccl beside it, found --ranks off"));
 }
 
 // Returns the exit status. Of an error that all ranks return, only the leader prints it, unless the
@@ -84,10 +109,11 @@ void AddRankOptions(CLI::App& app, RankOptions& options) {
                  "same for all processes");
   AddNumberOption(app, "--rank-timeout", options.timeout_seconds,
                   "Seconds after which a process that others wait for in a step is lost, and with "
-                  "it the service",
-                  0.1, 86400.0);
+                  "it the service; process 0 decides; 0: 10, or 20 times the longest step at the "
+                  "start, if that is more",
+                  0.0, 86400.0);
   AddNumberOption(app, "--rank-start-timeout", options.start_seconds,
-                  "Seconds that all processes have to load the model", 1.0, 86400.0);
+                  "Seconds that all processes have to load the model and to try it", 1.0, 86400.0);
   AddChoiceOption(app, "--split-rows", options.split_rows,
                   "With --ranks: whether processes divide the rows of steps where rows do not "
                   "depend on each other; auto: in steps of at least 8 rows for each process",
@@ -123,7 +149,11 @@ void AddRankOptions(CLI::App& app, RankOptions& options) {
 }
 
 int RunWithRanks(ModelOptionsText& options, const std::function<int()>& run) {
-  if (options.ranks.transport == "off") return run();
+  if (options.ranks.transport == "off") {
+    WarnOfMpirun();
+    const absl::Status alone = CheckAlone(options.ranks);
+    return alone.ok() ? run() : Fail(alone);
+  }
   // mpirun passes SIGUSR1 on: it ends nothing, unless the command handles it.
   signal(SIGUSR1, SIG_IGN);
   options.ranks.threads = options.threads;

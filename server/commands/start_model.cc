@@ -128,7 +128,10 @@ Result<RunningModel> StartModel(
   MOESERVE_ASSIGN_OR_RETURN(
       out.engine, Engine::Create(adjusted, std::move(model), checkpoint.tokenizer,
                                  std::move(checkpoint.eos_token_ids), std::move(draft_model)));
-  if (options.session != nullptr) options.session->Lead(out.engine);
+  if (options.session != nullptr) {
+    const std::string warning = options.session->Lead(out.engine);
+    if (!warning.empty()) PrintWarnings({warning}, progress);
+  }
   PrintWarnings(out.backend->warnings(), progress);
   return out;
 }

@@ -146,6 +146,21 @@ TEST_P(RanksEngineTest, AnswersAreTheSameWhileExpertsMove) {
   }
 }
 
+// The leader times a step with the most rows, and says how long ranks wait from then on.
+TEST_P(RanksEngineTest, StepsAreTimedAndWaitsLimited) {
+  EngineOptions options = Options();
+  Answers expected;
+  for (const bool try_model : {false, true}) {
+    options.try_model = try_model;
+    const auto ranked = RankedEngine::Start(GetParam(), options, 2, {.timeout = absl::Seconds(77)});
+    ASSERT_TRUE(ranked->started());
+    EXPECT_EQ(ranked->leader().longest_step() > absl::ZeroDuration(), try_model);
+    const Answers answers = OneAfterAnother(ranked->engine());
+    if (!try_model) expected = answers;
+    ExpectSame(answers, expected);
+  }
+}
+
 // Ranks that cannot load an expert go on with the experts that they have.
 TEST_P(RanksEngineTest, ExpertsThatCannotMoveStay) {
   const auto ranked = RankedEngine::Start(GetParam(), Options(), 2, {.moves = Moves::kImpossible});

@@ -37,6 +37,16 @@ TEST(LoadWatchTest, RowsCountHalfAfterFiveMinutes) {
   EXPECT_TRUE(std::isfinite(watch.loads().at(kBlock)[0]));
 }
 
+TEST(LoadWatchTest, WhatIsForgottenDoesNotCount) {
+  LoadWatch watch;
+  const std::vector<int32_t> rows = {3, 1};
+  watch.Add({Stack::kOnly, 0}, rows, 2.0);
+  EXPECT_EQ(watch.imbalance(), 2.0);
+  watch.Clear();
+  EXPECT_EQ(watch.imbalance(), 0.0);
+  EXPECT_TRUE(watch.loads().empty());
+}
+
 TEST(LoadWatchTest, TheImbalanceIsAMeanOverStepsAndBlocks) {
   LoadWatch watch;
   EXPECT_EQ(watch.imbalance(), 0.0);

@@ -52,6 +52,7 @@ StepMessage RandomMessage(std::mt19937& random) {
   if (random() % 2 == 0) m.source_rows = Numbers<int32_t>(random, tokens, 100);
   m.predicted = random() % 2;
   m.divide_rows = random() % 2;
+  m.timeout_ms = random() % 100000;
   for (size_t t = 0; t < tokens; t += 1 + random() % 20) {
     m.logit_rows.push_back(static_cast<int32_t>(t));
   }
@@ -177,7 +178,7 @@ TEST(StepMessageTest, LimitsAndVersionsAreNamed) {
               ::testing::HasSubstr("row of logits: expected 0 to 2 exclusive, found 2"));
   bytes[4] = 9;
   EXPECT_THAT(ParseStepMessage(bytes, kLimits).status().ToString(),
-              ::testing::HasSubstr("expected version 4, found 9"));
+              ::testing::HasSubstr("expected version 5, found 9"));
 }
 
 }  // namespace

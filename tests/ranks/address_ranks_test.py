@@ -223,7 +223,9 @@ class Commands(RanksTest):
         self.expect_error(results[1:], f"rank 0 at 127.0.0.1:{self.port}: no meeting within 5s")
 
     def test_options_that_do_not_fit(self):
-        for words, text in ((("--ranks", TRANSPORT), "--of: expected the number of processes"),
+        for words, text in ((("--rank", "1"), "--rank: expected --ranks mpi, tcp or nccl"),
+                            (("--of", "2"), "--of: expected --ranks mpi, tcp or nccl"),
+                            (("--ranks", TRANSPORT), "--of: expected the number of processes"),
                             (("--ranks", TRANSPORT, "--of", "2"),
                              "--rank: expected the number of this process, 0 to 1, found none"),
                             (("--ranks", TRANSPORT, "--of", "2", "--rank", "0"), "--rank-link: "),

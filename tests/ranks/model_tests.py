@@ -131,7 +131,7 @@ class ModelTest(ServerTest):
             wanted, expected = bodies(), answers
             if self.runs.namespaces is None:  # where steps take little time
                 wanted, expected = wanted + long_bodies(), expected + long_answers
-            found = server.complete(wanted)
+            found = server.complete(wanted, timeout=600)  # large models on few cores
             self.assertEqual([content(answer) for answer in found],
                              [content(answer) for answer in expected])
         finally:
@@ -165,7 +165,7 @@ class ModelTest(ServerTest):
         counted = ("--draft-tokens", drafts)
         alone = self.start(self.all_runs.alone(*common, *counted))
         answers, expected, statistics = self.record(alone)
-        long_answers = alone.complete(long_bodies())
+        long_answers = alone.complete(long_bodies(), timeout=600)
         self.assertEqual(alone.stop(), 0, alone.errors())
         self.assertGreater(sum(status == 200 for status, _ in expected), 6, expected)
         for number, self.runs in enumerate(self.all_ways()):

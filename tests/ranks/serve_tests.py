@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import threading
 import time
@@ -66,6 +67,15 @@ class Serve(ServerTest):
         self.assertEqual(found, expected)
         self.assertEqual(ranked.stop(), 0, ranked.errors())
         self.expect_none_left(ranked)
+
+    def test_a_time_out_of_few_steps_is_obeyed_with_a_warning(self):
+        # No step runs after the start, so nothing is late on a slow machine.
+        server = self.start_ranked("--rank-timeout", 0.5, "--max-step-tokens", 16384)
+        self.assertEqual(server.stop(), 0, server.errors())
+        said = re.findall("warning.*--rank-timeout: expected at least .*s, 20 times the longest step "
+                          "at the start, found 500ms", server.errors())
+        self.assertEqual(len(said), 1, server.errors())
+        self.expect_none_left(server)
 
     def test_a_drain_lets_requests_end(self):
         server = self.start_ranked()

@@ -120,4 +120,5 @@ class ServerTest(RanksTest):
         self.assertEqual([(rank["rank"], rank["up"]) for rank in known],
                          [(r, True) for r in range(self.runs.ranks)])
         self.assertEqual(ranked.stop(), 0, ranked.errors())
+        self.assertNotIn("--rank-timeout", ranked.errors())
         self.expect_none_left(ranked)

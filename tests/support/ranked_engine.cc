@@ -50,7 +50,9 @@ absl::Status Follow(const RankedModel& model, const RanksSetting& setting,
                                            .listener = &follower},
                                           *checkpoint.weights, *backend, packed.get()));
   EXPECT_TRUE(packed == nullptr || packed->found() > 0);
-  return follower.Run(*loaded);
+  MOESERVE_RETURN_IF_ERROR(follower.Run(*loaded));
+  EXPECT_TRUE(setting.timeout == absl::ZeroDuration() || exchange.timeout() == setting.timeout);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -89,6 +91,7 @@ class RankedEngine::MovingLeader final : public StepListener {
   absl::Status AfterStep(uint64_t checksum, const absl::Status& own) override {
     return leader_.AfterStep(checksum, own);
   }
+  void Timed(absl::Duration longest) override { leader_.Timed(longest); }
   int steps() const { return steps_; }
 
  private:
@@ -119,6 +122,7 @@ std::unique_ptr<RankedEngine> RankedEngine::Start(const RankedModel& model,
       std::make_unique<Leader>(*ranked->exchange_, SourceOf(ranked->files_, setting.moves));
   ranked->moving_ = std::make_unique<MovingLeader>(
       *ranked->leader_, setting.moves == Moves::kAlways || setting.moves == Moves::kImpossible);
+  if (setting.timeout > absl::ZeroDuration()) ranked->leader_->LimitWaits(setting.timeout);
   auto engine = TestEngine::Start(SourcePath(model.folder), options, model.compute(), TestDevice(),
                                   model.quantization, {}, model.predictions,
                                   {.exchange = ranked->exchange_.get(),

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "engine/balance/load_watch.h"
 #include "engine/ranks/leader.h"
 #include "kernels/exchange/message_exchange.h"
@@ -53,6 +54,9 @@ struct RanksSetting {
   Splits splits = {};
   Moves moves = Moves::kNone;
   std::filesystem::path packed_folder = {};  // of a packed cache; empty: there is none
+  // What the leader tells the followers before the first step, which they must know at the end; 0:
+  // nothing.
+  absl::Duration timeout = {};
 };
 
 // An engine at rank 0 and followers on threads.

@@ -12,8 +12,8 @@ struct RankOptions {
   int rank = -1;
   int of = 0;
   std::string key_file;
-  int threads = 0;  // of each process; 0: one for each of its cores
-  double timeout_seconds = 10.0;
+  int threads = 0;               // of each process; 0: one for each of its cores
+  double timeout_seconds = 0.0;  // of process 0; 0: not given (rank_timeout.h)
   double start_seconds = 1800.0;
   // With "mpi", the address of the leader's machine for the link; empty: all addresses. Otherwise
   // HOST:PORT at which the leader listens.

@@ -14,6 +14,7 @@
 #include "base/error_text.h"
 #include "engine/weights/place_experts.h"
 #include "model_loaders/profiles/placement_file.h"
+#include "server/commands/ranks/rank_timeout.h"
 
 namespace moeserve::server {
 namespace {
@@ -295,9 +296,13 @@ absl::Status RankSession::Agree(const absl::Status& own, StartFacts facts) {
   return judged.status;
 }
 
-void RankSession::Lead(std::weak_ptr<Engine> engine) {
+std::string RankSession::Lead(std::weak_ptr<Engine> engine) {
+  RankTimeout chosen = ChooseRankTimeout(options_.timeout_seconds, leader_->longest_step());
+  leader_->LimitWaits(chosen.timeout);
+  load_watch_.Clear();
   const MutexLock lock(mutex_);
   engine_ = std::move(engine);
+  return ranks() > 1 ? std::move(chosen.warning) : std::string();
 }
 
 Rebalancer* RankSession::rebalancer() const {
@@ -316,7 +321,7 @@ void RankSession::BeginSteps() {
     rebalancer_ = std::make_unique<Rebalancer>(*leader_, load_watch_, rebalance_);
   }
   MessageExchange::Options options{
-      .timeout = absl::Seconds(options_.timeout_seconds),
+      .timeout = absl::Seconds(options_.start_seconds),
       .spin = SharesCores(options_.threads) ? absl::ZeroDuration() : kSpinTime};
   if (link_ != nullptr) {
     if (leads()) {

@@ -69,12 +69,13 @@ class RankSession {
   absl::Status ConnectDevices();
 
   // To be called after the last Agree(), before the first step. From then on, the leader moves
-  // experts.
+  // experts. Until Lead(), ranks wait for each other as long as for loading.
   void BeginSteps();
   // The leader plans no more moves. Any thread may call it.
   void StopMoves();
-  // The leader's: the engine that ends its requests when a rank is lost.
-  void Lead(std::weak_ptr<Engine> engine);
+  // The leader's: the engine that ends its requests when a rank is lost. Its steps at the start
+  // decide how long ranks wait for each other. Returns a warning, or an empty text.
+  std::string Lead(std::weak_ptr<Engine> engine);
   // The leader's: `lost` is called when a rank is lost, by a thread of the link, and not after it
   // was replaced. It must neither wait nor call this object.
   void OnLoss(std::function<void()> lost);
