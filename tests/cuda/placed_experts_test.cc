@@ -205,7 +205,7 @@ TEST_P(PlacedExpertsTest, ExpertsMoveBetweenBanks) {
     ASSERT_TRUE(bank->TakesFrom(*loaded));
     bank->TakeExperts(*loaded);
     EXPECT_TRUE(bank->is_placed(expert));
-    EXPECT_EQ(bank->shape().out_features[expert], sizes.out_features[expert]);
+    EXPECT_EQ(bank->shape().out_features[expert], sizes.out[expert]);
     ASSERT_TRUE(stream->Synchronize().ok());
   }
   const std::shared_ptr<const void> dropped = bank->DropExpert(1);
