@@ -14,12 +14,12 @@
 #include "base/check.h"
 #include "base/error_text.h"
 #include "engine/model/block_stack.h"
+#include "engine/model/device_bytes.h"
 #include "engine/model/output_head.h"
 #include "engine/model/prediction_stack.h"
 #include "engine/spec/weights.h"
 #include "engine/step/report_buffer.h"
 #include "engine/step/workspace.h"
-#include "engine/weights/place_experts.h"
 #include "kernels/expert_slots.h"
 #include "kernels/movable_experts.h"
 #include "kernels/rank_ops.h"
@@ -75,34 +75,6 @@ class StepWatch {
 
 // Returns null if the device cannot move experts.
 MovableExperts* Movable(LinearBank* bank) { return dynamic_cast<MovableExperts*>(bank); }
-
-// Returns about how many bytes the experts of this rank and all other weights need on a device,
-// which stores the matrices of experts in blocks. For experts, rather too many.
-std::pair<int64_t, int64_t> WeightBytes(const ModelSpec& spec, const ModelOptions& options,
-                                        DType stored) {
-  const DType type = options.compute == DType::kBF16 ? DType::kBF16 : stored;
-  int64_t all = 0, of_model = 0, here = 0;
-  for (const TensorRequirement& tensor : RequiredTensors(spec)) {
-    int64_t values = 1;
-    for (const int64_t n : tensor.shape) values *= n;
-    all += values * static_cast<int64_t>(SizeOf(type));
-  }
-  for (const auto& [block, sizes] : ExpertBytes(spec, Quantization::kNone, type)) {
-    for (const int64_t bytes : sizes) of_model += bytes;
-  }
-  constexpr int64_t kLargestBlock = 128;
-  for (const auto& [block, sizes] : ExpertBytes(spec, options.quantization, type, kLargestBlock)) {
-    const std::vector<HolderSet>* const holders =
-        options.exchange == nullptr ? nullptr
-                                    : &options.placement->holders(block.first, block.second);
-    for (size_t e = 0; e < sizes.size(); ++e) {
-      if (holders == nullptr || ((*holders)[e] >> options.exchange->rank() & 1) != 0) {
-        here += sizes[e];
-      }
-    }
-  }
-  return {here, std::max<int64_t>(all - of_model, 0)};
-}
 
 bool DividesHead(const ModelSpec& spec, const ModelOptions& options) {
   if (options.exchange == nullptr || !HasVocabulary(spec.head.kind)) return false;
@@ -258,7 +230,7 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   load.tiers = &tiers_;
   load.keep_fp8 = options.keep_fp8;
   if (auto* const device = dynamic_cast<ExpertSlotsDevice*>(&backend); device != nullptr) {
-    const auto [experts, dense] = WeightBytes(spec, options, source.DominantDType());
+    const auto [experts, dense] = DeviceWeightBytes(spec, options, source.DominantDType());
     tiers_.UseSlotsOf(*device, experts, dense);
   }
   MOESERVE_ASSIGN_OR_RETURN(head_, OutputHead::Load(load, spec));
