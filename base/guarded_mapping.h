@@ -68,8 +68,8 @@ class WatchedMappings {
   void Add(const void* address);
 
   // Returns the first error of the mappings. Asks the system for the size of the files at most
-  // every 20 ms; accesses to missing pages are noticed at every call.
-  absl::Status Check();
+  // every 20 ms, unless `now`; accesses to missing pages are noticed at every call.
+  absl::Status Check(bool now = false);
 
   bool empty() const { return mappings_.empty(); }
 

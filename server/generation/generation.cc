@@ -279,7 +279,9 @@ Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<Engine> en
     // If Submit() refuses this group, the destructor cancels the groups that it accepted before.
     if (absl::Status status = generation->engine_->Submit(std::move(group), sinks); !status.ok()) {
       if (generation->admission_ != nullptr) generation->admission_->Refuse();
-      return status;
+      return absl::IsUnavailable(status) && status != ShutDownStatus()
+                 ? WithApiCode(status, "engine_dead")
+                 : status;
     }
     for (std::shared_ptr<TokenSink>& sink : sinks) {
       generation->sinks_.push_back(std::move(sink));
