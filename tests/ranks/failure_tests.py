@@ -225,9 +225,11 @@ class Failures(ServerTest):
                 self.assertIn(f"rank {rank} on {self.host(rank)} was lost", said)
             self.assertIn('"engine_dead"', said)
         elif code == 503 and "the engine has stopped" in text and wanted in LATE_BODIES:
-            # Sent to a leader that knows of the loss. One that was stopped may run again before it
-            # is killed: mpirun continues processes to end them.
+            # Sent to a leader that knows of the loss.
             self.assertTrue(lost and '"engine_dead"' in text, said)
+        elif code == 503 and kind == STOPPED and rank == 0:
+            # mpirun continues a stopped leader to end it, which may then refuse what it finds.
+            self.assertIn('"draining"', said)
         elif code == 0:
             # Of a leader that has ended, or an answer to a request that was sent after that.
             self.assertTrue(lost and (rank == 0 and kind != CUT or wanted in LATE_BODIES), said)
