@@ -28,7 +28,8 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, const Mode
     MOESERVE_ASSIGN_OR_RETURN(a->out_bias_, LoadVector(load, prefix + ".out_bias", d));
   }
   if (spec.routed()) {
-    MOESERVE_ASSIGN_OR_RETURN(a->projection_, StackedLinear::Load(load, d, {k, v}, true));
+    MOESERVE_ASSIGN_OR_RETURN(a->projection_,
+                              StackedLinear::Load(load, d, {k, v}, /*bf16_rows=*/true));
     MOESERVE_ASSIGN_OR_RETURN(
         std::unique_ptr<ExpertBody> body,
         AttentionExperts::Load(load, prefix, a->layer_, a->spec_, a->rope_, model, block));
@@ -42,17 +43,18 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, const Mode
   if (spec.gate && spec.projects_values()) {
     parts.push_back(gate);
   } else if (spec.gate) {
-    MOESERVE_ASSIGN_OR_RETURN(a->gate_, LoadLinear(load, d, {gate}, true));
+    MOESERVE_ASSIGN_OR_RETURN(a->gate_, LoadLinear(load, d, {gate}, /*bf16_rows=*/true));
   }
-  MOESERVE_ASSIGN_OR_RETURN(a->projection_, StackedLinear::Load(load, d, parts, true));
+  MOESERVE_ASSIGN_OR_RETURN(a->projection_,
+                            StackedLinear::Load(load, d, parts, /*bf16_rows=*/true));
   if (spec.value_routing.has_value()) {
     MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<ExpertBody> body,
                               ValueExperts::Load(load, prefix, spec, model, block));
     MOESERVE_ASSIGN_OR_RETURN(a->routed_, RoutedLayer::Load(load, model, block, std::move(body)));
   }
   const int out_width = spec.num_heads * spec.output_dim();
-  MOESERVE_ASSIGN_OR_RETURN(a->output_,
-                            LoadLinear(load, out_width, {{prefix + ".o", d, false}}, true));
+  MOESERVE_ASSIGN_OR_RETURN(
+      a->output_, LoadLinear(load, out_width, {{prefix + ".o", d, false}}, /*bf16_rows=*/true));
   if (spec.inner_norm) {
     MOESERVE_ASSIGN_OR_RETURN(a->inner_norm_,
                               LoadNorm(load, {prefix + ".inner_norm"}, {out_width}));

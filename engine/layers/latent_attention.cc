@@ -43,17 +43,18 @@ Result<std::unique_ptr<LatentAttention>> LatentAttention::Load(LoadContext& load
   load_norm.norm.eps = latent.norm_eps;
   if (latent.query_rank > 0) {
     MOESERVE_ASSIGN_OR_RETURN(
-        a->query_down_,
-        LoadLinear(load, d, {{prefix + ".q_down", latent.query_rank, spec.bias}}, true));
+        a->query_down_, LoadLinear(load, d, {{prefix + ".q_down", latent.query_rank, spec.bias}},
+                                   /*bf16_rows=*/true));
     MOESERVE_ASSIGN_OR_RETURN(a->query_norm_,
                               LoadRmsNorm(load_norm, prefix + ".q_norm", latent.query_rank));
   }
   MOESERVE_ASSIGN_OR_RETURN(a->query_,
                             LoadLinear(load, latent.query_rank > 0 ? latent.query_rank : d,
-                                       {{prefix + ".q", query_width, false}}, true));
+                                       {{prefix + ".q", query_width, false}}, /*bf16_rows=*/true));
   MOESERVE_ASSIGN_OR_RETURN(
       a->latent_,
-      LoadLinear(load, d, {{prefix + ".latent", latent.rank + latent.rope_dim, spec.bias}}, true));
+      LoadLinear(load, d, {{prefix + ".latent", latent.rank + latent.rope_dim, spec.bias}},
+                 /*bf16_rows=*/true));
   MOESERVE_ASSIGN_OR_RETURN(a->latent_norm_,
                             LoadRmsNorm(load_norm, prefix + ".latent_norm", latent.rank));
   std::vector<std::string> heads;
@@ -66,11 +67,13 @@ Result<std::unique_ptr<LatentAttention>> LatentAttention::Load(LoadContext& load
                                      {heads, "k", std::nullopt}, false));
   MOESERVE_ASSIGN_OR_RETURN(a->value_, LoadBank(load, {latent.rank}, all(latent.value_dim),
                                                 {heads, "v", std::nullopt}, false));
-  MOESERVE_ASSIGN_OR_RETURN(a->output_, LoadLinear(load, spec.num_heads * latent.value_dim,
-                                                   {{prefix + ".o", d, false}}, true));
+  MOESERVE_ASSIGN_OR_RETURN(
+      a->output_, LoadLinear(load, spec.num_heads * latent.value_dim, {{prefix + ".o", d, false}},
+                             /*bf16_rows=*/true));
   if (spec.gate) {
     MOESERVE_ASSIGN_OR_RETURN(
-        a->gate_, LoadLinear(load, d, {{prefix + ".gate", spec.gates(), spec.gate_bias}}, true));
+        a->gate_, LoadLinear(load, d, {{prefix + ".gate", spec.gates(), spec.gate_bias}},
+                             /*bf16_rows=*/true));
   }
   if (spec.out_bias) {
     MOESERVE_ASSIGN_OR_RETURN(a->out_bias_, LoadVector(load, prefix + ".out_bias", d));

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kTokens = std::min(8, kPageTokens);
 
-// A step that takes less time is not timed again.
-constexpr absl::Duration kShortStep = absl::Milliseconds(500);
+// As many rows as decoding steps may have, so that the start does not take much longer.
+constexpr int kTimedRows = 64;
 
 // Returns the pages that `tokens` tokens take.
 std::vector<int32_t> PagesOf(int tokens) {
@@ -73,21 +73,23 @@ absl::Status TryModel(Model& model, KvCacheStorage& cache, StateStorage* states)
              " that are not finite; its weights are damaged, or too large for the compute type"));
 }
 
-absl::Duration TimeLongStep(Model& model, KvCacheStorage& cache, StateStorage* states, int rows) {
+absl::Duration PredictLongStep(Model& model, KvCacheStorage& cache, StateStorage* states,
+                               int rows) {
+  int timed = std::min(rows, kTimedRows);
   for (int t = 0; t < cache.num_tables(); ++t) {
-    rows = static_cast<int>(std::min<int64_t>(rows, cache.num_pages(t) * kPageTokens));
+    timed = static_cast<int>(std::min<int64_t>(timed, cache.num_pages(t) * kPageTokens));
   }
-  const std::vector<int32_t> pages = PagesOf(rows);
+  const std::vector<int32_t> pages = PagesOf(timed);
   absl::Duration longest;
-  for (int runs = 0; runs == 0 || (runs == 1 && longest > kShortStep); ++runs) {
-    const Batch batch = TrialBatch(model, cache, states, rows, pages);
+  for (int runs = 0; runs < 2; ++runs) {
+    const Batch batch = TrialBatch(model, cache, states, timed, pages);
     const absl::Time start = SteadyNow();
     if (model.spec().encoder != nullptr) model.EncodeSources(batch, cache, StepOptions{});
     const absl::Time middle = SteadyNow();
     model.Forward(batch, cache, StepOptions{}, {});
     longest = std::max(middle - start, SteadyNow() - middle);
   }
-  return longest;
+  return longest * (static_cast<double>(std::max(rows, timed)) / timed);
 }
 
 }  // namespace moeserve

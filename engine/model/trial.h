@@ -14,9 +14,10 @@ namespace moeserve {
 // run.
 absl::Status TryModel(Model& model, KvCacheStorage& cache, StateStorage* states);
 
-// Runs a step of one text with `rows` tokens, or as many as the cache has room for, and returns its
-// time. A step that takes long runs again, and the first time does not count: then weights and
-// memory are touched for the first time. Otherwise as TryModel(); results are not looked at.
-absl::Duration TimeLongStep(Model& model, KvCacheStorage& cache, StateStorage* states, int rows);
+// Returns about how long a step of `rows` tokens takes, rather too long: the time of a step of one
+// text with some tokens, multiplied by the ratio of the rows. The step runs twice, and the first
+// time does not count, because weights and memory are then touched for the first time. Otherwise as
+// TryModel(); results are not looked at.
+absl::Duration PredictLongStep(Model& model, KvCacheStorage& cache, StateStorage* states, int rows);
 
 }  // namespace moeserve

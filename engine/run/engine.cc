@@ -494,7 +494,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   if (o.try_model) MOESERVE_RETURN_IF_ERROR(TryModel(*model, *cache, states.get()));
   if (StepListener* const listener = model->options().listener; o.try_model && listener) {
     const int rows = std::min(most_rows, o.max_model_len);
-    listener->Timed(TimeLongStep(*model, *cache, states.get(), rows));
+    listener->Timed(PredictLongStep(*model, *cache, states.get(), rows));
   }
   std::unique_ptr<RouteCounters> counters, source_counters;
   if (o.expert_stats) {

@@ -33,8 +33,8 @@ class StepListener {
   virtual ~StepListener() = default;
   // Called when the model has been loaded, before its first step.
   virtual void Loaded(Model& /*model*/) {}
-  // Called once, before requests run, with the time of a step that had as many rows as one can
-  // have.
+  // Called once, before requests run, with about the time of a step that has as many rows as one
+  // can have.
   virtual void Timed(absl::Duration /*longest*/) {}
   // Called before the step does anything. `sources` is empty unless `kind` is kPredict.
   virtual void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,

@@ -109,8 +109,8 @@ void AddRankOptions(CLI::App& app, RankOptions& options) {
                  "same for all processes");
   AddNumberOption(app, "--rank-timeout", options.timeout_seconds,
                   "Seconds after which a process that others wait for in a step is lost, and with "
-                  "it the service; process 0 decides; 0: 10, or 20 times the longest step at the "
-                  "start, if that is more",
+                  "it the service; process 0 decides; 0: 10, or 20 times the longest step as "
+                  "predicted at the start, if that is more",
                   0.0, 86400.0);
   AddNumberOption(app, "--rank-start-timeout", options.start_seconds,
                   "Seconds that all processes have to load the model and to try it", 1.0, 86400.0);

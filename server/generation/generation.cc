@@ -31,6 +31,13 @@ size_t Weight(const ChoiceEvent& event) {
   return bytes;
 }
 
+// Returns a status of the engine with the code that clients get, if its kind does not say it.
+absl::Status WithEngineCode(const absl::Status& status) {
+  return absl::IsUnavailable(status) && status != ShutDownStatus()
+             ? WithApiCode(status, "engine_dead")
+             : status;
+}
+
 class ChoiceSink final : public TokenSink {
  public:
   ChoiceSink(std::shared_ptr<EventChannel> channel, int choice, int prompt_tokens,
@@ -63,9 +70,7 @@ class ChoiceSink final : public TokenSink {
       // Submit() reports a full queue itself. A ResourceExhausted error from the running request
       // means that it has waited in the queue for too long.
       event.error = absl::IsResourceExhausted(status) ? WithApiCode(status, "queue_timeout")
-                    : absl::IsUnavailable(status) && status != ShutDownStatus()
-                        ? WithApiCode(status, "engine_dead")
-                        : status;
+                                                      : WithEngineCode(status);
       channel_->Push(std::move(event));
     } catch (const std::bad_alloc&) {
       channel_->LoseEvent();
@@ -279,9 +284,7 @@ Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<Engine> en
     // If Submit() refuses this group, the destructor cancels the groups that it accepted before.
     if (absl::Status status = generation->engine_->Submit(std::move(group), sinks); !status.ok()) {
       if (generation->admission_ != nullptr) generation->admission_->Refuse();
-      return absl::IsUnavailable(status) && status != ShutDownStatus()
-                 ? WithApiCode(status, "engine_dead")
-                 : status;
+      return WithEngineCode(status);
     }
     for (std::shared_ptr<TokenSink>& sink : sinks) {
       generation->sinks_.push_back(std::move(sink));

@@ -36,13 +36,15 @@ constexpr size_t kSmallBody = 16 << 10;
 // Limit on the bytes of later requests that are read while a response is pending.
 constexpr size_t kMaxPipelined = 64 << 10;
 // The answer if there is no memory to make one.
-constexpr std::string_view kFaultAnswer =
+constexpr std::string_view kFaultHead =
     "HTTP/1.1 503 Service Unavailable\r\n"
     "Content-Type: application/json\r\n"
     "Content-Length: 95\r\n"
     "Connection: close\r\n"
-    "\r\n"
+    "\r\n";
+constexpr std::string_view kFaultBody =
     R"({"error":{"message":"out of memory","type":"server_error","code":"out_of_memory","param":null}})";
+static_assert(kFaultBody.size() == 95, "the length that the head names");
 
 std::chrono::nanoseconds Chrono(absl::Duration duration) {
   return absl::ToChronoNanoseconds(duration);
@@ -205,7 +207,10 @@ void Connection::Fail() {
   pending_ = nullptr;  // the exception has destroyed it
   writing_ = false;
   // What has not sent anything of its answer gets one.
-  if (!idle_ && response_bytes_ == 0) stream_.WriteNow(kFaultAnswer);
+  if (!idle_ && response_bytes_ == 0) {
+    stream_.WriteNow(kFaultHead);
+    stream_.WriteNow(kFaultBody);
+  }
   Disarm();
   Close();
 }

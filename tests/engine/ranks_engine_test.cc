@@ -67,9 +67,7 @@ class RanksEngineTest : public ::testing::TestWithParam<RankedModel> {
   static void ExpectSame(const Answers& a, const Answers& b) {
     for (size_t i = 0; i < kRequests; ++i) {
       EXPECT_TRUE(a.bits[i] == b.bits[i]) << "request " << i;
-      EXPECT_EQ(a.records[i].offsets, b.records[i].offsets) << "request " << i;
-      EXPECT_EQ(a.records[i].experts, b.records[i].experts) << "request " << i;
-      EXPECT_EQ(a.records[i].weights, b.records[i].weights) << "request " << i;
+      ExpectSameRoutes(a.records[i], b.records[i], "request " + std::to_string(i));
     }
   }
 };

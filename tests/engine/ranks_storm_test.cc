@@ -114,9 +114,7 @@ class RanksStormTest : public ::testing::TestWithParam<RankedModel> {
     ASSERT_EQ(found.bits.size(), expected.bits.size());
     for (size_t s = 0; s < found.bits.size(); ++s) {
       EXPECT_TRUE(found.bits[s] == expected.bits[s]) << "sample " << s;
-      EXPECT_EQ(found.records[s].offsets, expected.records[s].offsets) << "sample " << s;
-      EXPECT_EQ(found.records[s].experts, expected.records[s].experts) << "sample " << s;
-      EXPECT_EQ(found.records[s].weights, expected.records[s].weights) << "sample " << s;
+      ExpectSameRoutes(found.records[s], expected.records[s], "sample " + std::to_string(s));
     }
   }
 

@@ -253,9 +253,7 @@ TEST(SlotsEngineTest, AnswersRecordsAndStatistics) {
   ASSERT_EQ(found.bits.size(), expected.bits.size());
   for (size_t i = 0; i < expected.bits.size(); ++i) {
     EXPECT_TRUE(found.bits[i] == expected.bits[i]) << "request " << i;
-    EXPECT_EQ(found.records[i].offsets, expected.records[i].offsets) << "request " << i;
-    EXPECT_EQ(found.records[i].experts, expected.records[i].experts) << "request " << i;
-    EXPECT_EQ(found.records[i].weights, expected.records[i].weights) << "request " << i;
+    ExpectSameRoutes(found.records[i], expected.records[i], "request " + std::to_string(i));
   }
   ASSERT_EQ(found.statistics.blocks.size(), expected.statistics.blocks.size());
   for (size_t b = 0; b < expected.statistics.blocks.size(); ++b) {

@@ -229,7 +229,7 @@ class Failures(ServerTest):
             self.assertTrue(lost and '"engine_dead"' in text, said)
         elif code == 503 and kind == STOPPED and rank == 0:
             # mpirun continues a stopped leader to end it, which may then refuse what it finds.
-            self.assertIn('"draining"', said)
+            self.assertIn('"draining"', text, said)
         elif code == 0:
             # Of a leader that has ended, or an answer to a request that was sent after that.
             self.assertTrue(lost and (rank == 0 and kind != CUT or wanted in LATE_BODIES), said)

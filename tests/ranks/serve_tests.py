@@ -73,7 +73,7 @@ class Serve(ServerTest):
         server = self.start_ranked("--rank-timeout", 0.5, "--max-step-tokens", 16384)
         self.assertEqual(server.stop(), 0, server.errors())
         said = re.findall("warning.*--rank-timeout: expected at least .*s, 20 times the longest step "
-                          "at the start, found 500ms", server.errors())
+                          "as predicted, found 500ms", server.errors())
         self.assertEqual(len(said), 1, server.errors())
         self.expect_none_left(server)
 

@@ -20,7 +20,7 @@ TEST(RankTimeoutTest, LessIsObeyedWithAWarning) {
   const RankTimeout little = ChooseRankTimeout(4.5, absl::Milliseconds(312));
   EXPECT_EQ(little.timeout, absl::Milliseconds(4500));
   EXPECT_EQ(little.warning,
-            "--rank-timeout: expected at least 6.3s, 20 times the longest step at the start, found "
+            "--rank-timeout: expected at least 6.3s, 20 times the longest step as predicted, found "
             "4.5s: processes that only take long may count as lost");
 }
 

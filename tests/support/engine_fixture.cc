@@ -52,6 +52,13 @@ AnswerBits BitsOf(CollectingSink& sink) {
   return answer;
 }
 
+void ExpectSameRoutes(const RoutingRecord& found, const RoutingRecord& expected,
+                      const std::string& what) {
+  EXPECT_EQ(found.offsets, expected.offsets) << what;
+  EXPECT_EQ(found.experts, expected.experts) << what;
+  EXPECT_EQ(found.weights, expected.weights) << what;
+}
+
 Result<std::unique_ptr<PackedCache>> OpenPacked(const std::filesystem::path& folder,
                                                 const Checkpoint& checkpoint, Backend& backend) {
   return PackedCache::Open({.folder = folder,

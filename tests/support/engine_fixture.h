@@ -63,6 +63,9 @@ struct AnswerBits {
 };
 // Waits for the end of a request, which must not be an error.
 AnswerBits BitsOf(CollectingSink& sink);
+// Expects the same routes with weights of the same bits. `what` names the request.
+void ExpectSameRoutes(const RoutingRecord& found, const RoutingRecord& expected,
+                      const std::string& what);
 
 // The ranks of an engine, which is the leader; without an exchange, it computes alone.
 struct TestRanks {

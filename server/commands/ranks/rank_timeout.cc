@@ -20,7 +20,7 @@ RankTimeout ChooseRankTimeout(double seconds, absl::Duration longest_step) {
   if (out.timeout < least) {
     out.warning = Concat("--rank-timeout: expected at least ",
                          absl::FormatDuration(absl::Ceil(least, absl::Milliseconds(100))), ", ",
-                         kStepsPerTimeout, " times the longest step at the start, found ",
+                         kStepsPerTimeout, " times the longest step as predicted, found ",
                          absl::FormatDuration(out.timeout),
                          ": processes that only take long may count as lost");
   }

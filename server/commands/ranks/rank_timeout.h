@@ -14,7 +14,7 @@ struct RankTimeout {
 
 // Returns the time after which a rank that others wait for is lost. `seconds`: of --rank-timeout,
 // which is obeyed, with a warning if it is less than 20 of the longest steps; 0: it was not given.
-// `longest_step`: as measured at the start.
+// `longest_step`: as predicted at the start.
 RankTimeout ChooseRankTimeout(double seconds, absl::Duration longest_step);
 
 }  // namespace moeserve::server
