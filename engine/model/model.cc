@@ -17,6 +17,7 @@
 #include "engine/model/device_bytes.h"
 #include "engine/model/output_head.h"
 #include "engine/model/prediction_stack.h"
+#include "engine/model/step_watch.h"
 #include "engine/spec/weights.h"
 #include "engine/step/report_buffer.h"
 #include "engine/step/workspace.h"
@@ -53,24 +54,6 @@ class KeptRows {
 
  private:
   std::unique_ptr<DeviceBuffer> buffer_;
-};
-
-// Tells the listener of a step, which may be null, if an exception ends the step.
-class StepWatch {
- public:
-  StepWatch(StepListener* listener, absl::Status& status) : listener_(listener), status_(status) {}
-  ~StepWatch() {
-    if (listener_ != nullptr && std::uncaught_exceptions() > before_) {
-      status_ = listener_->StepFailed();
-    }
-  }
-  StepWatch(const StepWatch&) = delete;
-  StepWatch& operator=(const StepWatch&) = delete;
-
- private:
-  StepListener* const listener_;
-  absl::Status& status_;
-  const int before_ = std::uncaught_exceptions();
 };
 
 // Returns null if the device cannot move experts.
@@ -121,9 +104,13 @@ class Model::Impl {
   std::vector<LinearBank*> BanksOf(std::pair<Stack, int> block) const;
   void UsePlacement(std::shared_ptr<const ExpertPlacement> placement, LoadedExperts loaded);
   std::vector<std::shared_ptr<const void>> DropExperts();
-  absl::Status CheckFiles() {
-    MOESERVE_RETURN_IF_ERROR(CheckWeights());
-    return listener_status_;
+  absl::Status CheckFiles(bool now) {
+    const absl::Status weights = CheckWeights(now);
+    if (weights.ok()) return listener_status_;
+    if (options.exchange != nullptr) {
+      options.exchange->Lose(options.exchange->rank(), std::string(weights.message()));
+    }
+    return weights;
   }
 
   const ModelSpec spec;
@@ -182,11 +169,15 @@ class Model::Impl {
     if (options.listener == nullptr) return;
     listener_status_ = options.listener->AfterStep(RankChecksum(x), CheckWeights());
   }
+  StepWatch Watch() {
+    return {options.listener, options.exchange, listener_status_,
+            [this] { return CheckWeights(); }};
+  }
   // Returns the first error of the files from which weights are read.
-  absl::Status CheckWeights() {
+  absl::Status CheckWeights(bool now = false) {
     // A file that was just cut short may be why ranks do not agree.
-    const bool at_once = options.exchange != nullptr && !options.exchange->status().ok();
-    MOESERVE_RETURN_IF_ERROR(files_in_use_.Check(at_once));
+    now = now || (options.exchange != nullptr && !options.exchange->status().ok());
+    MOESERVE_RETURN_IF_ERROR(files_in_use_.Check(now));
     return tiers_.status();
   }
 
@@ -328,7 +319,7 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
   MOESERVE_CHECK(std::ssize(results.texts) >= num_texts * TextOutputs(spec),
                  "room for the outputs of texts");
   if (batch.num_tokens() == 0) return {};
-  const StepWatch watch(options.listener, listener_status_);
+  const StepWatch watch = Watch();
   BeforeStep(StepKind::kForward, batch, cache);
   MOESERVE_CHECK(has_states_ == (batch.states.storage != nullptr), "states if the model has them");
   const Workspace::Scope scope(workspace);
@@ -406,7 +397,7 @@ StepReport Model::Impl::RunStep(BlockStack& stack, const Batch& batch, KvCacheSt
 StepReport Model::Impl::EncodeSources(const Batch& batch, KvCacheStorage& cache,
                                       const StepOptions& step) {
   MOESERVE_CHECK(encoder_ != nullptr, "an encoder");
-  const StepWatch watch(options.listener, listener_status_);
+  const StepWatch watch = Watch();
   BeforeStep(StepKind::kEncodeSources, batch, cache);
   const Workspace::Scope scope(workspace);
   const StepRows rows = backend.BeginStep(InputsOf(batch, cache, step), this, false);
@@ -433,7 +424,7 @@ void Model::Impl::Predict(const Batch& batch, const PredictionSources& sources,
   MOESERVE_CHECK(prediction_ != nullptr, "prediction layers");
   MOESERVE_CHECK(std::ssize(sources.rows) == batch.num_tokens(), "a source of each row");
   if (batch.num_tokens() == 0) return;
-  const StepWatch watch(options.listener, listener_status_);
+  const StepWatch watch = Watch();
   BeforeStep(StepKind::kPredict, batch, cache, sources);
   const Workspace::Scope scope(workspace);
   StepInputs inputs = InputsOf(batch, cache, {});
@@ -673,7 +664,7 @@ void Model::WriteInBackground(std::unique_ptr<PackedCache> packed_cache) {
   impl_->WriteInBackground(std::move(packed_cache));
 }
 
-absl::Status Model::CheckFiles() { return impl_->CheckFiles(); }
+absl::Status Model::CheckFiles(bool now) { return impl_->CheckFiles(now); }
 
 TierCounts Model::tier_counts() const { return impl_->tier_counts(); }
 

@@ -107,8 +107,10 @@ class Model {
   // weights, an embedding table) has lost bytes, or if an expert that was used for the first time
   // differs from its checksum. Then the results of the last step may be wrong.
   // Also returns what ModelOptions::listener has returned after the last step. To be called after
-  // each Forward(), also after one that has thrown, by the same thread.
-  absl::Status CheckFiles();
+  // each Forward(), also after one that has thrown, by the same thread. The system is asked for the
+  // size of files at most every 20 ms, unless `now`. With ranks, an error of the files ends the
+  // exchange: this rank is lost.
+  absl::Status CheckFiles(bool now = false);
 
   // Returns what has been read from files since the model was loaded. Called by the thread that
   // calls Forward().

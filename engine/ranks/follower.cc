@@ -182,6 +182,7 @@ absl::Status Follower::RunStep(Model& model, const StepMessage& message) {
                     *cache->second, {});
       break;
     case StepMessage::Kind::kStop:
+    case StepMessage::Kind::kCheckFiles:
       break;
   }
   return model.CheckFiles();
@@ -199,6 +200,10 @@ absl::Status Follower::Run(Model& model) {
       MOESERVE_RETURN_IF_ERROR(Apply(model, change));
     }
     if (message.kind == StepMessage::Kind::kStop) return absl::OkStatus();
+    if (message.kind == StepMessage::Kind::kCheckFiles) {
+      MOESERVE_RETURN_IF_ERROR(model.CheckFiles(/*now=*/true));
+      continue;
+    }
     MOESERVE_RETURN_IF_ERROR(PlaceExperts(message));
     MOESERVE_RETURN_IF_ERROR(RunStep(model, message));
   }

@@ -93,6 +93,7 @@ void Leader::Timed(absl::Duration longest) {
 }
 
 void Leader::Loaded(Model& model) {
+  model_ = &model;
   moving_ = std::make_unique<MovingExperts>(model, source_);
   const MutexLock lock(mutex_);
   used_ = moving_->current();
@@ -178,6 +179,18 @@ absl::Status Leader::status() const {
   return status_;
 }
 
+void Leader::WaitForReason() const {
+  const absl::Time until = SteadyNow() + kReasonTime;
+  while (exchange_.status().ok() && SteadyNow() < until) absl::SleepFor(kBetweenLooks);
+}
+
+absl::Status Leader::FindDamage() {
+  MOESERVE_RETURN_IF_ERROR(model_->CheckFiles(/*now=*/true));
+  Send({.kind = StepMessage::Kind::kCheckFiles});
+  WaitForReason();
+  return exchange_.status();
+}
+
 absl::Status Leader::CompareChecks(uint64_t checksum, const absl::Status& own) {
   moving_->AfterStep();
   const StepCheck mine{.number = number_,
@@ -194,8 +207,7 @@ absl::Status Leader::CompareChecks(uint64_t checksum, const absl::Status& own) {
     const StepCheck& found = all[r];
     if (found.code != 0) {
       // The rank tells its reason over the link, and is then lost.
-      const absl::Time until = SteadyNow() + kReasonTime;
-      while (exchange_.status().ok() && SteadyNow() < until) absl::SleepFor(kBetweenLooks);
+      WaitForReason();
       MOESERVE_RETURN_IF_ERROR(exchange_.status());
     }
     if (found.number != number_ || found.code != 0) {
@@ -204,6 +216,7 @@ absl::Status Leader::CompareChecks(uint64_t checksum, const absl::Status& own) {
                                         " with status code ", found.code, "; see its log"));
     }
     if (found.checksum != checksum) {
+      MOESERVE_RETURN_IF_ERROR(FindDamage());
       return absl::InternalError(
           Concat("rank ", r, ": expected the results of rank 0 in step ", number_,
                  ", found others; the ranks differ in files, programs or hardware"));

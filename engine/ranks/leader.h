@@ -68,11 +68,16 @@ class Leader final : public StepListener, public StorageObserver {
   void Send(StepMessage message);
   // AfterStep(): gathers the checks of all ranks, and compares them with the leader's.
   absl::Status CompareChecks(uint64_t checksum, const absl::Status& own);
+  // Returns the error of a rank whose files are damaged, if there is one.
+  absl::Status FindDamage();
+  // Waits a little for the link to tell why a follower ends.
+  void WaitForReason() const;
   // Uses a placement that all ranks have prepared, and announces another one.
   void PlaceExperts(StepMessage& message);
 
   Exchange& exchange_;
   ExpertSource source_;
+  Model* model_ = nullptr;  // once it is loaded
   std::unique_ptr<MovingExperts> moving_;
   bool all_ready_ = false;  // to use moving_->next()
   mutable Mutex mutex_;

@@ -55,9 +55,10 @@ struct StepMessage {
     kForward,
     kEncodeSources,
     kPredict,
-    kStop,  // the leader ends; the message has changes only
+    kStop,        // the leader ends; the message has changes only
+    kCheckFiles,  // ranks disagree: a follower looks at its files; the message has changes only
   };
-  static constexpr int kKinds = 4;
+  static constexpr int kKinds = 5;
 
   uint64_t number = 0;  // of the step, ascending by 1
   Kind kind = Kind::kForward;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -113,9 +114,16 @@ class Exchange {
   // without deadlines ignores it.
   virtual void SetTimeout(absl::Duration /*timeout*/) {}
 
+  // Until it is replaced, a function that waits for long calls `check` now and then, on its thread,
+  // unless it waits without a deadline. If that returns an error, the exchange has failed with it:
+  // a rank need not wait for others if it has found out that it cannot agree with them. Null: no
+  // check. To be called between two functions. An exchange may ignore it.
+  virtual void SetWaitCheck(std::function<absl::Status()> /*check*/) {}
+
   // Declares a rank lost. The first loss is the one that status() reports.
   virtual void Lose(int rank, std::string_view reason) = 0;
-  // OK, or Unavailable "rank 2 was lost: REASON"; Internal if ranks called different functions.
+  // OK, or Unavailable "rank 2 was lost: REASON"; Internal if ranks called different functions; what
+  // the check of SetWaitCheck() has returned.
   virtual absl::Status status() const = 0;
 
   // Any thread may call this.

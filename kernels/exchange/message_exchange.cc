@@ -26,6 +26,8 @@ constexpr absl::Duration kAwakeTime = absl::Microseconds(500);
 // A waiting thread that does not run for so long shares its machine with too much other work, or
 // the machine stands still. That is not the time of the rank that it waits for, which may be there.
 constexpr absl::Duration kPause = absl::Milliseconds(200);
+// The time between two checks of SetWaitCheck(), and before the first one.
+constexpr absl::Duration kCheckTime = absl::Milliseconds(25);
 // How long the leader waits, after a failure or a deadline, for Lose() to tell the rank and why.
 constexpr absl::Duration kReasonTime = absl::Milliseconds(200);
 
@@ -108,7 +110,7 @@ void MessageExchange::WaitForReason() const {
 void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
   const absl::Time start = SteadyNow();
   std::vector<bool> noted(arrived == nullptr ? 0 : arrived->size());
-  absl::Time last_attempt = start;
+  absl::Time last_attempt = start, next_check = start + kCheckTime;
   absl::Duration paused;
   for (int attempt = 0; !lost(); ++attempt) {
     if (const char* error = transport_->Advance()) {
@@ -142,6 +144,10 @@ void MessageExchange::Wait(std::vector<double>* arrived, bool patient) {
         absl::SleepFor(kSleep);
       }
       continue;
+    }
+    if (!patient && check_ && now > next_check) {
+      if (absl::Status checked = check_(); !checked.ok()) return Fail(std::move(checked), rank());
+      next_check = now + kCheckTime;
     }
     if (!patient && waited - paused > options_.timeout) {
       WaitForReason();

@@ -49,6 +49,7 @@ class MessageExchange : public Exchange {
   void SetNames(std::vector<std::string> names) { names_ = std::move(names); }
 
   void SetTimeout(absl::Duration timeout) override { options_.timeout = timeout; }
+  void SetWaitCheck(std::function<absl::Status()> check) override { check_ = std::move(check); }
   // Of the next call; for the thread that calls the functions of an exchange.
   absl::Duration timeout() const { return options_.timeout; }
 
@@ -64,8 +65,8 @@ class MessageExchange : public Exchange {
   void GatherAtLeader(std::span<const char> own, std::span<char> all) override;
   void Lose(int rank, std::string_view reason) override;
   absl::Status status() const override;
-  // Returns the rank that was lost first; -1 if none was, or if it is not known. Any thread may
-  // call it.
+  // Returns the rank that was lost first, which is rank() if its check has failed; -1 if none was,
+  // or if it is not known. Any thread may call it.
   int lost_rank() const;
   ExchangeCounts counts() const override;
   // Connects the devices of the ranks if the exchange reads device memory. To be called once, by
@@ -124,6 +125,7 @@ class MessageExchange : public Exchange {
 
   std::unique_ptr<Transport> transport_;
   Options options_;
+  std::function<absl::Status()> check_;        // of SetWaitCheck()
   std::vector<std::string> names_;             // [ranks], or empty
   absl::Time last_ = absl::InfinitePast();     // the end of the last call, by SteadyNow()
   ExchangeKind kind_ = ExchangeKind::kGather;  // of the call that runs

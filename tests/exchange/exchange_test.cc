@@ -109,6 +109,38 @@ TEST(ExchangeTest, ALossEndsAWait) {
   });
 }
 
+// A rank that waits looks for a reason of its own, and stops as soon as it has one.
+TEST(ExchangeTest, AFailedCheckEndsAWait) {
+  OnRanks(2, {.timeout = absl::Minutes(10)}, [](Exchange& exchange) {
+    if (exchange.rank() == 1) return;
+    int checks = 0;
+    exchange.SetWaitCheck([&]() -> absl::Status {
+      if (++checks < 3) return absl::OkStatus();
+      return absl::InternalError("my file is damaged");
+    });
+    std::vector<char> buffer(20);
+    exchange.StartGather(buffer.data(), std::vector<int64_t>(2, 10));
+    exchange.FinishGather();
+    EXPECT_EQ(exchange.status(), absl::InternalError("my file is damaged"));
+    exchange.Broadcast(buffer);  // returns at once
+    EXPECT_EQ(checks, 3);
+    EXPECT_EQ(dynamic_cast<MessageExchange&>(exchange).lost_rank(), 0);
+  });
+}
+
+TEST(ExchangeTest, ChecksEndWithNull) {
+  OnRanks(2, {.timeout = absl::Milliseconds(200)}, [](Exchange& exchange) {
+    if (exchange.rank() == 1) return;
+    exchange.SetWaitCheck([] { return absl::InternalError("my file is damaged"); });
+    exchange.SetWaitCheck(nullptr);
+    std::vector<char> buffer(20);
+    exchange.StartGather(buffer.data(), std::vector<int64_t>(2, 10));
+    exchange.FinishGather();
+    EXPECT_EQ(exchange.status(),
+              absl::UnavailableError("rank 1 was lost: it sent nothing within 200ms"));
+  });
+}
+
 TEST(ExchangeTest, DifferentFunctionsAreFound) {
   OnRanks(2, {.check_order = true}, [](Exchange& exchange) {
     std::vector<char> buffer(20);

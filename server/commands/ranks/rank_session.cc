@@ -348,8 +348,8 @@ absl::Status RankSession::Follow(Model& model) {
   }
   if (status.ok()) return status;
   const std::string message(status.message());
-  const bool own = status != exchange_->status();
   const int lost = exchange_->lost_rank();
+  const bool own = status != exchange_->status() || lost == exchange_->rank();
   // The leader has learnt in the meantime which rank has ended, or which one it waits for itself.
   if (!own && lost <= 0) absl::SleepFor(kUnknownLossTime);
   if (link_ != nullptr && !own && lost > 0) {
