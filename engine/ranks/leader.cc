@@ -161,12 +161,10 @@ void Leader::BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache
 }
 
 absl::Status Leader::AfterStep(uint64_t checksum, const absl::Status& own) {
-  absl::Status status = CompareChecks(checksum, own);
-  if (!status.ok()) {
-    const MutexLock lock(mutex_);
-    status_.Update(status);
-  }
-  return status;
+  const absl::Status status = CompareChecks(checksum, own);
+  const MutexLock lock(mutex_);
+  status_.Update(status);
+  return status_;  // the first error stays, also if a step that drafts tokens had it
 }
 
 absl::Status Leader::StepFailed() {
@@ -216,10 +214,11 @@ absl::Status Leader::CompareChecks(uint64_t checksum, const absl::Status& own) {
                                         " with status code ", found.code, "; see its log"));
     }
     if (found.checksum != checksum) {
-      MOESERVE_RETURN_IF_ERROR(FindDamage());
-      return absl::InternalError(
+      const absl::Status differs = absl::InternalError(
           Concat("rank ", r, ": expected the results of rank 0 in step ", number_,
                  ", found others; the ranks differ in files, programs or hardware"));
+      MOESERVE_RETURN_IF_ERROR(FindDamage());
+      return differs;
     }
   }
   if (moving_->next() == nullptr) return absl::OkStatus();

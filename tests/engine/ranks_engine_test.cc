@@ -159,6 +159,19 @@ TEST_P(RanksEngineTest, StepsAreTimedAndWaitsLimited) {
   }
 }
 
+// If checksums differ, all ranks look at their files. Here these are as they were: nothing else is
+// found, and the followers wait for the next step.
+TEST_P(RanksEngineTest, OtherResultsEndAllRequests) {
+  const auto ranked = RankedEngine::Start(GetParam(), Options(), 3, {.disagree_in = 2});
+  ASSERT_TRUE(ranked->started());
+  const absl::Status expected = absl::InternalError(
+      "rank 1: expected the results of rank 0 in step 2, found others; the ranks differ in files, "
+      "programs or hardware");
+  EXPECT_EQ(ranked->engine().Submit(RequestOf(0))->Wait(), expected);
+  EXPECT_EQ(ranked->leader().status(), expected);
+  EXPECT_FALSE(ranked->engine().get().Stats().healthy);
+}
+
 // Ranks that cannot load an expert go on with the experts that they have.
 TEST_P(RanksEngineTest, ExpertsThatCannotMoveStay) {
   const auto ranked = RankedEngine::Start(GetParam(), Options(), 2, {.moves = Moves::kImpossible});

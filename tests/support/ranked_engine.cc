@@ -66,14 +66,18 @@ absl::Status ExpertFiles::Open(const RankedModel& model, ExpertFiles& files) {
 }
 
 // A leader that announces, every third step, a placement with each expert of one block on the next
-// rank.
+// rank, and may change its checksum.
 class RankedEngine::MovingLeader final : public StepListener {
  public:
-  MovingLeader(Leader& leader, bool moves) : leader_(leader), moves_(moves) {}
+  MovingLeader(Leader& leader, const RanksSetting& setting)
+      : leader_(leader),
+        moves_(setting.moves == Moves::kAlways || setting.moves == Moves::kImpossible),
+        disagree_in_(setting.disagree_in) {}
   void Loaded(Model& model) override { leader_.Loaded(model); }
   void BeforeStep(StepKind kind, const Batch& batch, KvCacheStorage& cache,
                   const PredictionSources& sources, const StepDivision& division) override {
-    if (moves_ && ++steps_ % 3 == 0) {
+    ++steps_;
+    if (moves_ && steps_ % 3 == 0) {
       const auto [placement, busy] = leader_.placement();
       EXPECT_FALSE(busy) << "step " << steps_;
       ExpertPlacement::Blocks blocks = placement->blocks();
@@ -89,7 +93,7 @@ class RankedEngine::MovingLeader final : public StepListener {
     leader_.BeforeStep(kind, batch, cache, sources, division);
   }
   absl::Status AfterStep(uint64_t checksum, const absl::Status& own) override {
-    return leader_.AfterStep(checksum, own);
+    return leader_.AfterStep(steps_ == disagree_in_ ? checksum + 1 : checksum, own);
   }
   void Timed(absl::Duration longest) override { leader_.Timed(longest); }
   int steps() const { return steps_; }
@@ -97,6 +101,7 @@ class RankedEngine::MovingLeader final : public StepListener {
  private:
   Leader& leader_;
   const bool moves_;
+  const int disagree_in_;
   int steps_ = 0;
 };
 
@@ -120,8 +125,7 @@ std::unique_ptr<RankedEngine> RankedEngine::Start(const RankedModel& model,
   ranked->exchange_ = std::make_unique<MessageExchange>(std::move(transports[0]), checked);
   ranked->leader_ =
       std::make_unique<Leader>(*ranked->exchange_, SourceOf(ranked->files_, setting.moves));
-  ranked->moving_ = std::make_unique<MovingLeader>(
-      *ranked->leader_, setting.moves == Moves::kAlways || setting.moves == Moves::kImpossible);
+  ranked->moving_ = std::make_unique<MovingLeader>(*ranked->leader_, setting);
   if (setting.timeout > absl::ZeroDuration()) ranked->leader_->LimitWaits(setting.timeout);
   auto engine = TestEngine::Start(SourcePath(model.folder), options, model.compute(), TestDevice(),
                                   model.quantization, {}, model.predictions,

@@ -57,6 +57,8 @@ struct RanksSetting {
   // What the leader tells the followers before the first step, which they must know at the end; 0:
   // nothing.
   absl::Duration timeout = {};
+  // The step, from 1, in which the leader's checksum is not that of the followers; 0: none.
+  int disagree_in = 0;
 };
 
 // An engine at rank 0 and followers on threads.
@@ -72,7 +74,7 @@ class RankedEngine {
   TestEngine& engine() { return *engine_; }
   // How many placements have been used.
   int placements() const { return static_cast<int>(leader_->placement().first->version()); }
-  // How many steps there were, if the setting moves experts.
+  // How many steps there were.
   int steps() const;
   Leader& leader() { return *leader_; }
   const LoadWatch& watch() const { return watch_; }
