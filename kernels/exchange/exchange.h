@@ -122,8 +122,8 @@ class Exchange {
 
   // Declares a rank lost. The first loss is the one that status() reports.
   virtual void Lose(int rank, std::string_view reason) = 0;
-  // OK, or Unavailable "rank 2 was lost: REASON"; Internal if ranks called different functions; what
-  // the check of SetWaitCheck() has returned.
+  // OK, or Unavailable "rank 2 was lost: REASON"; Internal if ranks called different functions; or
+  // what the check of SetWaitCheck() has returned.
   virtual absl::Status status() const = 0;
 
   // Any thread may call this.
