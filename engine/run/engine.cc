@@ -171,6 +171,7 @@ void EngineImpl::Loop() {
       // nothing ever succeeds: then the process must end, so that its clients and those who
       // supervise it notice.
       MOESERVE_CHECK(++failures < kMostFailures, "no memory for the engine's work");
+      ForgetLost();
       std::this_thread::sleep_for(absl::ToChronoMilliseconds(kTick));
     }
   }
@@ -277,6 +278,41 @@ void EngineImpl::Forget(const Sequence& ended) {
   sinks_.erase(ended.sink.get());
   // Another request's sink may soon be at this address.
   std::erase(cancel_requests_, ended.sink.get());
+}
+
+void EngineImpl::ForgetLost() {
+  const MutexLock lock(mutex_);
+  using List = std::vector<SequencePtr>;
+  const auto none = [&](const auto& matches) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (const List* list :
+         {&std::as_const(submitted_), &scheduler_.running(), &scheduler_.waiting()}) {
+      for (const SequencePtr& s : *list) {
+        if (matches(*s)) return false;
+        if (std::ranges::any_of(s->samples, [&](const auto& other) { return matches(*other); })) {
+          return false;
+        }
+      }
+    }
+    return true;
+  };
+  const size_t lost = std::erase_if(ids_, [&](const std::string& id) {
+    return none([&](const Sequence& s) { return s.request.id == id; });
+  });
+  if (lost == 0) return;
+  std::erase_if(sinks_, [&](const TokenSink* sink) {
+    return none([&](const Sequence& s) { return s.sink.get() == sink; });
+  });
+  std::erase_if(cancel_requests_, [&](const TokenSink* sink) { return !sinks_.contains(sink); });
+  stats_.finished_error += lost;
+  queued_seqs_ = 0;
+  queued_tokens_ = 0;
+  for (const List* list : {&std::as_const(submitted_), &scheduler_.waiting()}) {
+    for (const SequencePtr& s : *list) {
+      if (s->admitted) continue;
+      queued_seqs_ += 1 + static_cast<int>(s->samples.size());
+      queued_tokens_ += s->prompt_length();
+    }
+  }
 }
 
 void EngineImpl::Admit() {

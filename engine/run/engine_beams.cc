@@ -101,7 +101,11 @@ size_t EngineImpl::AdvanceBeams(std::span<SequenceOutput> outputs) {
     // The last tokens of all beams are computed in one step.
     if (!logits.empty()) StepBeams(*leader, logits);
   } catch (const std::bad_alloc&) {
-    if (scheduler_.Runs(leader)) FailBeams(leader, OutOfMemory());
+    if (scheduler_.Runs(leader)) {
+      FailBeams(leader, OutOfMemory());
+    } else {
+      ForgetLost();
+    }
   }
   return count;
 }

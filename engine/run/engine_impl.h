@@ -267,6 +267,9 @@ class EngineImpl final : public Engine {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets an ended request.
   void Forget(const Sequence& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Forgets the requests whose sequences do not exist any more: an exception has destroyed them
+  // while they were ended, and they have told their sinks.
+  void ForgetLost();
   void UpdateGauges();
   void CopySchedulerStats() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -424,8 +424,12 @@ void EngineImpl::AdvanceOrFail(SequenceOutput& output) {
   try {
     Advance(output);
   } catch (const std::bad_alloc&) {
-    // The sequence may have ended before the allocation failed.
-    if (scheduler_.Runs(sequence)) FailForMemory(sequence);
+    // The sequence may have ended before the allocation failed, or been lost at its end.
+    if (scheduler_.Runs(sequence)) {
+      FailForMemory(sequence);
+    } else {
+      ForgetLost();
+    }
   }
 }
 
