@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/check.h"
 
 namespace moeserve {
@@ -14,6 +15,11 @@ namespace {
 int64_t FirstSeenPage(int64_t position, int window) {
   const int64_t first = std::max<int64_t>(0, position - window + 1);
   return first / kAttentionAlignment * (kAttentionAlignment / kPageTokens);
+}
+
+// Makes room for another page. May throw, so before the page is taken.
+void GrowBeforeAdding(std::vector<int32_t>& pages) {
+  if (pages.size() == pages.capacity()) pages.reserve(2 * pages.size() + 1);
 }
 
 }  // namespace
@@ -69,6 +75,7 @@ bool MemoryPool::SharesNextPage(const SequenceMemory& m) const {
 void MemoryPool::Extend(SequenceMemory& m, int table, int64_t count) {
   std::vector<int32_t>& pages = m.tables[table];
   while (std::ssize(pages) < count && tables_[table].pages.available() > 0) {
+    GrowBeforeAdding(pages);
     pages.push_back(TakePage(table));
   }
 }
@@ -76,6 +83,7 @@ void MemoryPool::Extend(SequenceMemory& m, int table, int64_t count) {
 bool MemoryPool::Admit(SequenceMemory& m, std::span<const TokenId> tokens, const std::string& key,
                        int64_t limit, bool leaves_spare, int64_t source) {
   if (source > 0 && PagesFor(source) > source_->available()) return false;
+  absl::Cleanup release = [&] { Release(m); };
   const int64_t found = TakePrefix(m, tokens, key, limit);
   if (states_ != nullptr) AdmitState(m, found);
   m.published = static_cast<int>(found);
@@ -89,17 +97,16 @@ bool MemoryPool::Admit(SequenceMemory& m, std::span<const TokenId> tokens, const
     const int64_t needed =
         std::min(PagesFor(length) - found, tables_[t].use.MostPages(length) - held);
     const int64_t spare = leaves_spare ? std::max<int64_t>(1, pool.total() / 100) : 0;
-    if (needed + spare > pool.available()) {
-      Release(m);
-      return false;
-    }
+    if (needed + spare > pool.available()) return false;
     wanted[t] = found + needed;
   }
   for (int t = 0; t < num_tables(); ++t) Extend(m, t, wanted[t]);
   while (std::ssize(m.source) < PagesFor(source)) {
+    GrowBeforeAdding(m.source);
     m.source.push_back(source_->Take());
     if (source_routes_ != nullptr) source_routes_->Clear(m.source.back());
   }
+  std::move(release).Cancel();
   return true;
 }
 

@@ -1,7 +1,9 @@
 #include "engine/memory/paged_pool.h"
 
+#include <iterator>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/check.h"
 
 namespace moeserve {
@@ -40,7 +42,7 @@ void PagedPool::Release(int32_t page) {
   MOESERVE_CHECK(b.references > 0, "a page was given back twice");
   if (--b.references > 0) return;
   if (b.findable) {
-    b.place = unheld_.insert(unheld_.end(), page);
+    unheld_.splice(unheld_.end(), held_, b.place);
   } else {
     b.content = 0;
     free_.push_back(page);
@@ -55,16 +57,21 @@ PagedPool::Key PagedPool::MakeKey(uint64_t parent, const std::string& salt,
 std::vector<int32_t> PagedPool::TakePrefix(std::span<const TokenId> tokens, const std::string& salt,
                                            int64_t limit) {
   std::vector<int32_t> found;
+  // Making a key may throw.
+  absl::Cleanup release = [&] {
+    for (const int32_t page : found) Release(page);
+  };
   uint64_t parent = 0;
   while (prefix_cache_ && static_cast<int64_t>(found.size()) < limit) {
     const size_t begin = found.size() * kPageTokens;
     if (begin + kPageTokens > tokens.size()) break;
     const auto it = index_.find(MakeKey(parent, salt, tokens.subspan(begin, kPageTokens)));
     if (it == index_.end()) break;
+    found.push_back(it->second);
     Hold(it->second);
     parent = pages_[it->second].content;
-    found.push_back(it->second);
   }
+  std::move(release).Cancel();
   return found;
 }
 
@@ -75,7 +82,7 @@ int32_t PagedPool::Find(uint64_t number) const {
 
 void PagedPool::Hold(int32_t page) {
   Page& p = pages_[page];
-  if (p.references++ == 0) unheld_.erase(p.place);
+  if (p.references++ == 0) held_.splice(held_.end(), unheld_, p.place);
 }
 
 void PagedPool::Publish(int32_t page, int32_t parent, const std::string& salt,
@@ -95,6 +102,7 @@ void PagedPool::Publish(int32_t page, uint64_t number) {
 
 void PagedPool::PublishAs(int32_t page, Key key) {
   Page& b = pages_[page];
+  std::list<int32_t> place = {page};
   const auto [it, fresh] = index_.try_emplace(key, page);
   if (!fresh) {
     b.content = pages_[it->second].content;
@@ -103,6 +111,8 @@ void PagedPool::PublishAs(int32_t page, Key key) {
   b.content = ++last_content_;
   b.findable = true;
   b.key = std::move(key);
+  held_.splice(held_.end(), place);
+  b.place = std::prev(held_.end());
 }
 
 }  // namespace moeserve

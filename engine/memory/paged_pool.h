@@ -86,7 +86,7 @@ class PagedPool {
     uint64_t content = 0;                // id of the text up to the page's end; 0 if not published
     bool findable = false;               // whether `index_` refers to this page
     Key key;                             // valid if findable
-    std::list<int32_t>::iterator place;  // position in unheld_, valid if findable and not held
+    std::list<int32_t>::iterator place;  // in unheld_ or held_, valid if findable
   };
 
   void PublishAs(int32_t page, Key key);
@@ -96,6 +96,7 @@ class PagedPool {
   std::vector<Page> pages_;
   std::vector<int32_t> free_;
   std::list<int32_t> unheld_;  // findable pages without a holder, least recently used first
+  std::list<int32_t> held_;    // findable pages with a holder, so that giving one back cannot throw
   absl::flat_hash_map<Key, int32_t> index_;
   uint64_t last_content_ = 0;
 };

@@ -172,6 +172,7 @@ void EngineImpl::Loop() {
       // supervise it notice.
       MOESERVE_CHECK(++failures < kMostFailures, "no memory for the engine's work");
       ForgetLost();
+      UpdateGauges();  // the engine may have nothing to do now
       std::this_thread::sleep_for(absl::ToChronoMilliseconds(kTick));
     }
   }
@@ -298,12 +299,12 @@ void EngineImpl::ForgetLost() {
   const size_t lost = std::erase_if(ids_, [&](const std::string& id) {
     return none([&](const Sequence& s) { return s.request.id == id; });
   });
-  if (lost == 0) return;
   std::erase_if(sinks_, [&](const TokenSink* sink) {
     return none([&](const Sequence& s) { return s.sink.get() == sink; });
   });
   std::erase_if(cancel_requests_, [&](const TokenSink* sink) { return !sinks_.contains(sink); });
   stats_.finished_error += lost;
+  // Sequences may also have left the queue without being counted.
   queued_seqs_ = 0;
   queued_tokens_ = 0;
   for (const List* list : {&std::as_const(submitted_), &scheduler_.waiting()}) {

@@ -267,8 +267,8 @@ class EngineImpl final : public Engine {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets an ended request.
   void Forget(const Sequence& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Forgets the requests whose sequences do not exist any more: an exception has destroyed them
-  // while they were ended, and they have told their sinks.
+  // After an exception: forgets the requests whose sequences were destroyed by it while they were
+  // ended, and which have told their sinks. Counts the queue anew.
   void ForgetLost();
   void UpdateGauges();
   void CopySchedulerStats() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

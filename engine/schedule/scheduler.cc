@@ -58,6 +58,7 @@ void Scheduler::MakeRoom(const Sequence& added) {
 
 std::vector<Sequence*> Scheduler::Admit() {
   std::vector<Sequence*> admitted;
+  admitted.reserve(waiting_.size());  // may throw, so before a sequence is taken out
   while (!waiting_.empty() && SeatsBehind(0) + waiting_.front()->seats() <= max_running_ &&
          HasRoomForBeams(*waiting_.front()) && TryAdmit(*waiting_.front())) {
     SequencePtr next = std::move(waiting_.front());
@@ -69,6 +70,7 @@ std::vector<Sequence*> Scheduler::Admit() {
 }
 
 bool Scheduler::TryAdmit(Sequence& s) {
+  s.reused.reserve(s.reused.size() + 1);  // may throw, so before memory is taken
   // Leaves some pages free for the growth of running sequences, so that they are not preempted at
   // once.
   if (!memory_.Admit(s.memory, s.tokens, s.cache_key, PrefixLimit(s), !running_.empty(),
