@@ -284,9 +284,9 @@ void EngineImpl::Forget(const Sequence& ended) {
 void EngineImpl::ForgetLost() {
   const MutexLock lock(mutex_);
   using List = std::vector<SequencePtr>;
-  const auto none = [&](const auto& matches) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    for (const List* list :
-         {&std::as_const(submitted_), &scheduler_.running(), &scheduler_.waiting()}) {
+  const List* const lists[] = {&submitted_, &scheduler_.waiting(), &scheduler_.running()};
+  const auto none = [&](const auto& matches) {
+    for (const List* list : lists) {
       for (const SequencePtr& s : *list) {
         if (matches(*s)) return false;
         if (std::ranges::any_of(s->samples, [&](const auto& other) { return matches(*other); })) {
@@ -299,15 +299,16 @@ void EngineImpl::ForgetLost() {
   const size_t lost = std::erase_if(ids_, [&](const std::string& id) {
     return none([&](const Sequence& s) { return s.request.id == id; });
   });
-  std::erase_if(sinks_, [&](const TokenSink* sink) {
+  const auto is_lost = [&](const TokenSink* sink) {
     return none([&](const Sequence& s) { return s.sink.get() == sink; });
-  });
-  std::erase_if(cancel_requests_, [&](const TokenSink* sink) { return !sinks_.contains(sink); });
+  };
+  std::erase_if(sinks_, is_lost);
+  std::erase_if(cancel_requests_, is_lost);
   stats_.finished_error += lost;
   // Sequences may also have left the queue without being counted.
   queued_seqs_ = 0;
   queued_tokens_ = 0;
-  for (const List* list : {&std::as_const(submitted_), &scheduler_.waiting()}) {
+  for (const List* list : lists) {
     for (const SequencePtr& s : *list) {
       if (s->admitted) continue;
       queued_seqs_ += 1 + static_cast<int>(s->samples.size());
