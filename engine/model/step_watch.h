@@ -1,4 +1,4 @@
-// What a model needs to have done whenever one of its steps ends.
+// A guard of a step: what has to happen while it runs and when it ends.
 #pragma once
 
 #include <exception>
